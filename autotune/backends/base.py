@@ -1,0 +1,87 @@
+"""What every training engine adapter does: validate, render, build, step, read back.
+
+:meth:`Backend.validate` and :meth:`Backend.render` are pure and import no engine: the
+coordinator and the exporters call them. :meth:`Backend.build` runs in a rank.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from autotune.contract.outcome import ReadBackLevel
+from autotune.contract.plan import Plan, Topology, Workload
+from autotune.knobs.knob import Knob
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RankContext:
+    """Where a rank runs. The process group is already initialised."""
+
+    rank: int
+    local_rank: int
+    device: torch.device
+
+
+class Engine(Protocol):
+    """A built model with its optimizer, on one rank."""
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The module to call in forward."""
+
+    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+        """Accumulate the gradients of one micro-step.
+
+        Args:
+            loss: Scalar ``L · W / N`` (L summed token loss of the micro-step, W ranks, N target
+                tokens of the global batch), so that averaging over ranks gives the mean loss.
+            last: Whether this is the iteration's last micro-step.
+        """
+
+    def step(self) -> torch.Tensor | float:
+        """Clip, update, zero the gradients; return the global gradient norm before clipping.
+
+        Does not synchronise the host with the device where the engine allows it.
+        """
+
+    def read_back(self) -> Mapping[str, tuple[Any, ReadBackLevel]]:
+        """Full knob name to the value that the running engine has, and how it was read."""
+
+    def close(self) -> None:
+        """Give back what outlives the process otherwise."""
+
+
+class Backend(Protocol):
+    """An engine adapter. Stateless: one instance serves every trial."""
+
+    name: str
+    """Name in the space file and owner of the knobs."""
+    knobs: tuple[Knob, ...]
+    """The backend's knob table, from ``autotune.knobs``."""
+
+    def validate(
+        self, config: Mapping[str, Any], workload: Workload, topology: Topology
+    ) -> str | None:
+        """Return why this configuration cannot run here, in words, or ``None``."""
+
+    def render(self, plan: Plan) -> dict[str, Any]:
+        """Return the engine's own configuration, plain JSON data.
+
+        The worker applies exactly this, the exporters write exactly this.
+        """
+
+    def build(self, plan: Plan, rank: RankContext) -> Engine:
+        """Build the model on ``plan.workload.model`` with by-name weights, shard by shard.
+
+        Raises:
+            IncompatibleConfigError: the engine refuses the configuration.
+        """
+
+
+class IncompatibleConfigError(Exception):
+    """The engine or the library refuses a configuration (failure kind ``incompatible``)."""

@@ -1,0 +1,1 @@
+"""What the coordinator and the training processes share. Standard library only."""

@@ -1,0 +1,87 @@
+"""JSON files that are whole or absent, and the canonical text that is hashed."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from autotune.errors import EnvironmentFault, RecordError
+
+MAX_BYTES: Final = 256 * 1024 * 1024
+"""Larger files are refused unread: no record of ours comes near it."""
+
+
+def canonical(data: Any) -> str:
+    """Return the one text that equal data has: sorted keys, no spaces, ASCII."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def digest(data: Any) -> str:
+    """Return the SHA-256 of :func:`canonical`, in hexadecimal."""
+    return hashlib.sha256(canonical(data).encode()).hexdigest()
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write ``data`` so that a reader sees the old file or the whole new one, also after a crash.
+
+    Raises:
+        EnvironmentFault: The folder cannot be written, or the disk is full.
+    """
+    text = json.dumps(data, indent=1, allow_nan=False) + "\n"
+    write_text(path, text)
+
+
+def write_text(path: Path, text: str) -> None:
+    """As :func:`write_json`, for text."""
+    temporary: str | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        raise unwritable(path, error) from error
+
+
+def unwritable(path: Path, error: OSError) -> EnvironmentFault:
+    """Return the error to raise when writing ``path`` failed."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return EnvironmentFault(
+            f"no space left on the disk that holds {path}",
+            hint="free some space or choose another folder with --runs; the same command resumes",
+        )
+    return EnvironmentFault(
+        f"cannot write {path}: {error.strerror or error}",
+        hint="choose a folder that you may write with --runs",
+    )
+
+
+def read_json(path: Path) -> Any:
+    """Return the data of a JSON file.
+
+    Raises:
+        RecordError: The file is too large, is not UTF-8, not JSON, or holds NaN or infinity.
+        FileNotFoundError: There is no such file.
+    """
+    size = path.stat().st_size
+    if size > MAX_BYTES:
+        raise RecordError(f"{path}: {size} bytes are more than any record of ours has")
+    raw = path.read_bytes()
+    try:
+        return json.loads(raw.decode("utf-8"), parse_constant=_refuse)
+    except (UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise RecordError(f"{path}: not a JSON record ({error})") from error
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not a JSON number")

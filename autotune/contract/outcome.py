@@ -1,0 +1,213 @@
+"""What ranks write and what the coordinator makes of it: a measurement or a failure, never both.
+
+There is no sentinel: a failed trial has no time, a measured one has no failure, and
+construction refuses every other combination.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Literal
+
+from autotune.contract.failures import FailureKind, Phase
+from autotune.contract.plan import CheckPoint
+
+ReadBackLevel = Literal["live", "parsed", "effect", "schedule"]
+RankStatus = Literal["measured", "stopped_early", "failed"]
+State = Literal["complete", "stopped_early", "failed", "interrupted"]
+
+
+def _positive(name: str, value: float) -> None:
+    if not math.isfinite(value) or value <= 0:
+        raise ValueError(f"{name} must be a positive, finite number of seconds, not {value!r}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReadBack:
+    """One knob as the running engine has it."""
+
+    requested: Any
+    actual: Any
+    level: ReadBackLevel
+    """``live``: the engine's or module's own state; ``parsed``: the engine's parsed config;
+    ``effect``: seen by what it does; ``schedule``: the micro-steps that ran."""
+
+    @property
+    def in_effect(self) -> bool:
+        """Whether type and value agree (an integer counts as the equal float)."""
+        if isinstance(self.requested, bool) or isinstance(self.actual, bool):
+            return self.requested is self.actual
+        return bool(self.requested == self.actual)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RankError:
+    """The first error of one rank."""
+
+    type: str
+    """Qualified name of the exception's class."""
+    message: str
+    traceback: str
+    at: float
+    """``time.time()`` when it was caught (s since the epoch)."""
+    phase: Phase
+    iteration: int | None = None
+    """Iterations completed before it, where the phase has iterations."""
+    kind: FailureKind | None = None
+    """The rank's own classification, where it knows better than the text."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RankMeasurement:
+    """What one rank measured. All times in seconds."""
+
+    warmup_s: tuple[float, ...]
+    """Raw time of every warm-up iteration, check iterations first."""
+    iteration_s: tuple[float, ...]
+    """Raw time of every iteration in the timed window, whole cycles of the batch stream."""
+    window_s: float
+    """Host clock from the start to the end of the timed window."""
+    unsteady: bool
+    """Warm-up ended without two cycles that agree, or mean and median differ by over 3 %."""
+    checks: tuple[CheckPoint, ...]
+    final_loss: float
+    """Loss of the last timed iteration; must be finite."""
+    peak_timed_bytes: int
+    peak_worst_case_bytes: int
+    memory_limit_bytes: int
+    """What the rank may use before the margin is taken off."""
+    compile_s: float = 0.0
+    """Time of warm-up iterations beyond their steady time: compilation, tracing, first step."""
+    read_back: dict[str, ReadBack]
+    implementations: dict[str, str]
+    """Layer type to the implementation that is bound in the live model."""
+    notes: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.iteration_s:
+            raise ValueError("a measurement needs at least one timed iteration")
+        for seconds in (*self.warmup_s, *self.iteration_s):
+            _positive("an iteration's time", seconds)
+        _positive("window_s", self.window_s)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RankRecord:
+    """The file that each rank writes once, atomically, when it ends."""
+
+    schema_version: int = 1
+    rank: int
+    pid: int
+    plan_digest: str
+    status: RankStatus
+    phase: Phase
+    """The last phase that was entered."""
+    started_at: float
+    ended_at: float
+    phase_s: dict[str, float]
+    """Wall-clock seconds spent in each phase."""
+    error: RankError | None = None
+    measurement: RankMeasurement | None = None
+
+    def __post_init__(self) -> None:
+        if (self.status == "failed") != (self.error is not None):
+            raise ValueError("a rank record has an error exactly when its status is 'failed'")
+        if (self.status == "failed") == (self.measurement is not None):
+            raise ValueError("a rank record has a measurement exactly when it did not fail")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PeakMemory:
+    """Peak over ranks, in bytes."""
+
+    timed: int
+    worst_case: int
+    limit: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """A trial's result, of the slowest rank. Raw times stay in the rank records."""
+
+    s_per_it: float
+    """Window time ÷ iterations of the slowest rank: the objective."""
+    low: float
+    high: float
+    """95 % interval of ``s_per_it`` within this launch (not between launches)."""
+    median_s: float
+    p95_s: float
+    batch_median_s: tuple[float, ...]
+    """Median iteration time of each batch of the cycle."""
+    iterations: int
+    window_s: float
+    warmup_iterations: int
+    warmup_total_s: float
+    compile_s: float
+    unsteady: bool
+    tokens_per_s: float
+    """Real (unpadded) tokens of all ranks per second."""
+    samples_per_s: float
+    mfu: float | None
+    peak_memory: PeakMemory
+    micro_steps: int
+    padding_share: float
+    distinct_shapes: int
+    checks: tuple[CheckPoint, ...]
+    final_loss: float
+    read_back: dict[str, ReadBack]
+    implementations: dict[str, str]
+    notes: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("s_per_it", "low", "high", "median_s", "p95_s", "window_s"):
+            _positive(name, getattr(self, name))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a trial has no valid time."""
+
+    kind: FailureKind
+    reason: str
+    """One line for people."""
+    rank: int | None = None
+    phase: Phase | None = None
+    iteration: int | None = None
+    peak_memory: PeakMemory | None = None
+    detail: str = ""
+    """Traceback or the end of the log."""
+    measured_s_per_it: float | None = None
+    """Speed of a configuration that ran but was not valid: shown, never ranked."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What the coordinator judged of one attempt."""
+
+    schema_version: int = 1
+    plan_digest: str
+    state: State
+    measurement: Measurement | None = None
+    failure: Failure | None = None
+    submitted_at: float
+    """``time.time()`` at submission."""
+    wall_s: float
+    """From submission until all processes were reaped."""
+    overhead_s: float
+    """``wall_s`` less warm-up and timed iterations (and the memory probe counts as overhead)."""
+    timed_s: float
+    """Seconds of the timed window; 0 where there is none."""
+    phase_s: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Seconds in each phase, the largest over ranks."""
+
+    def __post_init__(self) -> None:
+        measured = self.state in ("complete", "stopped_early")
+        if measured != (self.measurement is not None):
+            raise ValueError(f"state {self.state!r} and measurement do not fit together")
+        if measured == (self.failure is not None):
+            raise ValueError(f"state {self.state!r} and failure do not fit together")
+        if self.failure is not None:
+            interrupted = self.failure.kind == "interrupted"
+            if interrupted != (self.state == "interrupted"):
+                raise ValueError(f"state {self.state!r} does not fit kind {self.failure.kind!r}")

@@ -1,0 +1,247 @@
+"""The plan: all that one trial needs, frozen and hashed.
+
+The coordinator writes it once, every rank reads the same file and compares the hash before it
+starts. A plan holds no default that a reader would have to know: every live knob has its value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+from autotune.contract import codec, jsonfile
+
+DType = Literal["fp32", "bf16"]
+Batching = Literal["padded", "sorted", "packed"]
+Purpose = Literal["trial", "remeasurement"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Precision:
+    """Number formats of the training step. Part of the workload: never tuned."""
+
+    compute: DType
+    """Format of weights and activations in forward and backward."""
+    master: DType
+    """Format of the weights that the optimizer updates."""
+    accumulate: DType
+    """Format in which gradients of several micro-steps are summed."""
+    reduce: DType
+    """Format in which gradients cross ranks."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """AdamW with explicit values; an engine's own defaults never apply."""
+
+    lr: float
+    weight_decay: float
+    gradient_clipping: float
+    """Largest global L2 norm of the gradient; 0 switches clipping off."""
+    betas: tuple[float, ...] = (0.9, 0.999)
+    eps: float = 1e-8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Model:
+    """The model to build."""
+
+    name: str
+    """As the user wrote it: preset, hub id or folder."""
+    family: str
+    """Name in the registry of model families, such as ``qwen3``."""
+    config: dict[str, Any]
+    """The transformers configuration, as in ``config.json``."""
+    weights: str | None = None
+    """Folder with the real weights (safetensors); ``None`` draws them by parameter name."""
+    num_parameters: int
+    """Trainable parameters, tied ones counted once."""
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Samples:
+    """The stream of B distinct global batches that every trial of the study cycles through.
+
+    Sample ``i`` belongs to batch ``i // global_batch``.
+    """
+
+    lengths: tuple[int, ...]
+    """True length in tokens of each sample, B × global_batch of them, in stream order."""
+    max_length: int
+    """No sample is longer (tokens)."""
+    seed: int
+    """Seed from which synthetic tokens are drawn."""
+    source: str
+    """``ultrachat-like`` for synthetic tokens, else the path of the JSON Lines file."""
+    token_file: str | None = None
+    """JSON file with the token ids and labels of each sample; ``None`` for synthetic ones."""
+    token_file_sha256: str | None = None
+    """Hash of ``token_file``'s bytes, compared by every rank."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MicroStep:
+    """One forward and backward on one rank."""
+
+    samples: tuple[int, ...]
+    """Indices into :class:`Samples`. Empty: a filler whose labels are all ignored."""
+    rows: int
+    """First dimension of the input ids (1 for a packed micro-step and for a filler)."""
+    length: int
+    """Second dimension of the input ids (tokens)."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RankSchedule:
+    """The micro-steps of one rank in one iteration."""
+
+    micro_steps: tuple[MicroStep, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchSchedule:
+    """One global batch cut over the ranks; every rank has the same number of micro-steps."""
+
+    ranks: tuple[RankSchedule, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """How the stream is cut into micro-steps; a pure function of samples, cut and ranks."""
+
+    batching: Batching
+    batches: tuple[BatchSchedule, ...]
+    worst_case: MicroStep
+    """The largest micro-step that the cut allows on the user's whole data, for the memory probe.
+    ``samples`` is empty: the worker fills the shape with drawn tokens, labels included."""
+    padding_share: float
+    """Padded tokens ÷ all tokens in the inputs of the whole stream."""
+    distinct_shapes: int
+
+    @property
+    def micro_steps(self) -> int:
+        """The largest number of micro-steps per rank in any iteration."""
+        return max(len(batch.ranks[0].micro_steps) for batch in self.batches)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Workload:
+    """The work of one iteration: the same for every trial of a study."""
+
+    model: Model
+    finetune: Literal["full"] = "full"
+    global_batch: int
+    """Samples per iteration."""
+    distinct_batches: int = 4
+    """B, the length of the cycle of global batches."""
+    samples: Samples
+    optimizer: Optimizer
+    precision: Precision
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Topology:
+    """Where the ranks of a trial run."""
+
+    processes: int
+    """World size W."""
+    device: Literal["cpu", "cuda"]
+    devices_per_node: int
+    nodes: int = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Racing:
+    """When a trial may stop early: worse than the best by more than its interval, three times the
+    noise, and 10 %."""
+
+    best_s_per_it: float
+    noise_share: float
+    """Spread between launches of the baseline, as a share of its median."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measuring:
+    """Rules of warm-up and timing (DESIGN.md, "Measuring")."""
+
+    check_iterations: int = 3
+    """First iterations, part of the warm-up, whose loss and gradient norm are recorded."""
+    warmup_tolerance: float
+    """Warm-up ends when the medians of two consecutive cycles agree within this share."""
+    warmup_max_cycles: int
+    interval_share: float
+    """The window ends when the 95 % interval of s/it is within ± this share, …"""
+    window_s: float
+    """… or after this many seconds, …"""
+    window_iterations: int
+    """… or after this many iterations; always at a cycle boundary, and never before one cycle."""
+    racing: Racing | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckPoint:
+    """Numbers of one check iteration."""
+
+    loss: float
+    """Mean token loss over the global batch, before the update."""
+    grad_norm: float
+    """Global L2 norm of the gradient, before clipping."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Numerics:
+    """The numerics gate: relative tolerances, and the baseline's numbers once they are known."""
+
+    reference: tuple[CheckPoint, ...] = ()
+    """The baseline's check iterations; empty for the baseline itself."""
+    first_loss_tolerance: float
+    first_norm_tolerance: float
+    loss_tolerance: float
+    """For check iterations after the first."""
+    norm_tolerance: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Deadlines:
+    """Wall-clock limits, enforced outside the measured processes."""
+
+    total_s: float
+    """From submission to the last process reaped."""
+    phase_s: dict[str, float]
+    """Per phase (names as in ``contract.failures.PHASES``), where one applies."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One trial. ``digest`` is the hash of its canonical JSON."""
+
+    schema_version: int = 1
+    study: str
+    number: int
+    """Trial number, or number of the re-measurement."""
+    attempt: int = 0
+    purpose: Purpose = "trial"
+    key: str
+    """Canonical key of the configuration."""
+    backend: str
+    config: dict[str, Any]
+    """Every live knob of the backend and the workload, full name to value. No ``auto``."""
+    verify: tuple[str, ...]
+    """Full names whose value must be read back after the build: all that the user tunes or set."""
+    unverified: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Engine keys passed through that the knob tables do not know."""
+    workload: Workload
+    schedule: Schedule
+    topology: Topology
+    measuring: Measuring
+    numerics: Numerics
+    deadlines: Deadlines
+    memory_margin_share: float = 0.05
+    environment: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Variables that this trial sets in its ranks."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON."""
+        return jsonfile.digest(codec.to_json(self))

@@ -1,0 +1,1 @@
+"""Sample lengths, tokens and the micro-step schedule."""

@@ -1,0 +1,1 @@
+"""Knob tables: pure data, one module an owner."""

@@ -1,0 +1,49 @@
+"""One setting, described: what may tune it, what it does to the numbers, how it is read back."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+KnobType = Literal["int", "float", "bool", "text"]
+Effect = Literal["neutral", "order", "rounding", "work"]
+ReadBackLevel = Literal["live", "parsed", "effect", "schedule"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Knob:
+    """One setting that a backend, the workload, a kernel or the environment understands."""
+
+    owner: str
+    """Backend name, ``workload``, ``kernel`` or ``env``."""
+    name: str
+    """The name that its owner's documentation uses."""
+    type: KnobType
+    default: Any
+    """The owner's own default, as a concrete value; ``None`` where it has none."""
+    low: float | int | None = None
+    """Smallest legal value (inclusive), for numbers."""
+    high: float | int | None = None
+    """Largest legal value (inclusive), for numbers."""
+    choices: tuple[Any, ...] = ()
+    """All legal values, for text; extra legal values of other types for numbers
+    (``reshard_after_forward`` takes a bool or an int)."""
+    unit: str = ""
+    """``elements``, ``bytes``, ``tokens``, ``rows``, ``layers``; empty for switches."""
+    numerics: Effect
+    """``neutral``: the same numbers; ``order``: another order of summation; ``rounding``: needs
+    ``search: {allow: [NAME]}`` to be tuned; ``work``: never tuned."""
+    dead_when: str | None = None
+    """Expression in the grammar of constraints over full or bare knob names and the facts
+    ``processes``, ``device``: while it holds, the value changes nothing."""
+    read_back: ReadBackLevel
+    read_from: str
+    """Where the worker reads it in the running engine."""
+    source: str
+    """File or page that defines it."""
+    meaning: str
+    """One line: what it does, and what a larger value costs."""
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.owner}.{self.name}"

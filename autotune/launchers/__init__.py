@@ -1,0 +1,1 @@
+"""Ways to start a trial's processes, one file each."""

@@ -1,0 +1,66 @@
+"""What every launcher does: start, submit, poll, cancel, close.
+
+A launcher owns the processes of a trial from submission until every one of them is reaped, and
+it enforces the plan's deadlines from outside the measured processes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, Protocol
+
+from autotune.contract.failures import Phase
+from autotune.contract.folder import AttemptFolder
+from autotune.contract.plan import Plan
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RankExit:
+    """How one process of a trial ended."""
+
+    rank: int
+    exit_code: int | None
+    """``None`` when a signal ended it."""
+    signal: int | None
+    """Number of that signal."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobStatus:
+    """State of a submitted trial."""
+
+    state: Literal["running", "ended"]
+    """``ended``: every process of the trial is reaped."""
+    phase: Phase
+    """The phase that the slowest rank is in."""
+    exits: tuple[RankExit, ...] = ()
+    stopped_for: Literal["timeout", "hang", "peer_failed", "cancelled", "server_lost"] | None = None
+    """Why the launcher itself ended the processes, if it did: total deadline; a phase's deadline;
+    another rank failed first; ``cancel``; the fork server died."""
+    submitted_at: float
+    """``time.time()`` at submission."""
+    wall_s: float
+    """Seconds since submission; frozen once ended."""
+
+
+class Launcher(Protocol):
+    """A place where trials run."""
+
+    def start(self) -> None:
+        """Make ready to launch (start the fork server, reach the scheduler).
+
+        Raises:
+            EnvironmentFault: It cannot be made ready; says what is missing.
+        """
+
+    def submit(self, folder: AttemptFolder, plan: Plan) -> str:
+        """Start the trial whose ``plan.json`` lies in ``folder`` and return a job id."""
+
+    def poll(self, job: str, *, timeout_s: float = 0.0) -> JobStatus:
+        """Return the state, waiting up to ``timeout_s`` seconds for the job to end."""
+
+    def cancel(self, job: str) -> None:
+        """End the job's processes: SIGTERM, then SIGKILL. Returns when all are reaped."""
+
+    def close(self) -> None:
+        """End all jobs and everything that ``start`` started."""

@@ -1,0 +1,1 @@
+"""What a study found, for people and for programs."""

@@ -1,0 +1,1 @@
+"""The search: proposals, the loop, confirmation. The only user of Optuna."""

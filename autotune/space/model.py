@@ -1,0 +1,132 @@
+"""What a space file says, checked and typed.
+
+Parameters are addressed by the name that the file uses; configurations by full knob names.
+An *assignment* maps the names of the parameters that are active (their ``when`` holds and
+their backend is chosen) to values; :meth:`SearchSpace.resolve` makes a :class:`Config` of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.contract.plan import Optimizer, Precision
+from autotune.space.expression import Expression
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IntRange:
+    """Whole numbers ``low`` … ``high``, with ``also`` as extra values below or above."""
+
+    low: int
+    high: int
+    log: bool = False
+    step: int = 1
+    also: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FloatRange:
+    """Real numbers ``low`` … ``high``; with ``step`` only ``low + k · step``, exact in decimal."""
+
+    low: float
+    high: float
+    log: bool = False
+    step: float | None = None
+    also: tuple[float, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choices:
+    """A list of values of one type; ``labels`` are their stable texts for the sampler."""
+
+    values: tuple[Any, ...]
+    labels: tuple[str, ...]
+
+
+Domain = IntRange | FloatRange | Choices
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Param:
+    """One tuned parameter."""
+
+    name: str
+    """As written in the file: bare or full."""
+    knob: str
+    """Full knob name."""
+    owner: str
+    domain: Domain
+    when: Expression | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataSource:
+    """``workload.data``: a named length distribution, or the user's own samples."""
+
+    lengths: str | None
+    """``ultrachat-like``; ``None`` when ``jsonl`` is given."""
+    jsonl: str | None
+    """Absolute path of the JSON Lines file."""
+    tokenizer: str | None
+    """Folder or hub id."""
+    max_length: int
+    seed: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WorkloadSpec:
+    """The workload as the file states it; knobs of the workload are in ``fixed`` or ``params``."""
+
+    model: str
+    load_weights: bool
+    finetune: str
+    global_batch: int
+    data: DataSource
+    optimizer: Optimizer
+    precision: Precision
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SearchSettings:
+    """The ``search:`` section."""
+
+    trials: int = 40
+    sampler: str = "auto"
+    """``auto``, ``tpe``, ``gp`` or ``random``."""
+    seed: int = 0
+    max_trial_time_s: float = 300.0
+    memory_margin_share: float = 0.05
+    allow: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """One resolved configuration: every knob of its backend and of the workload has a value."""
+
+    backend: str
+    values: dict[str, Any]
+    """Full knob name to concrete value. Knobs under a ``when`` that does not hold, and knobs of
+    other backends, are absent or at their default, never at a drawn value."""
+    dead: tuple[str, ...]
+    """Full names in ``values`` that change nothing here; they are no part of ``key``."""
+    key: str
+    """Canonical key: equal for configurations that cannot differ."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dropped:
+    """A choice that cannot hold here."""
+
+    param: str
+    value: Any
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Constraint:
+    """A line of ``constraints:``."""
+
+    text: str
+    expression: Expression

@@ -1,0 +1,1 @@
+"""Trial folders and the tables that index them."""

@@ -1,0 +1,1 @@
+"""Runs in the training processes. Started by name, imported by nobody."""
