@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from autotune.contract.plan import DType, Model
+from autotune.contract.plan import Model
 from autotune.models import qwen3_shape
 from autotune.models.family import Batch
 
@@ -34,7 +34,7 @@ class Qwen3Family:
     def flops_per_token(self, config: Mapping[str, Any], lengths: Sequence[int]) -> float:
         return qwen3_shape.flops_per_token(config, lengths)
 
-    def build(self, model: Model, *, dtype: DType) -> torch.nn.Module:
+    def build(self, model: Model, *, dtype: torch.dtype) -> torch.nn.Module:
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -42,10 +42,9 @@ class Qwen3Family:
         fields = copy.deepcopy(model.config)
         config = AutoConfig.for_model(fields.pop("model_type"), **fields)
         config.use_cache = False
-        torch_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
         with torch.device("meta"):
             module: torch.nn.Module = AutoModelForCausalLM.from_config(
-                config, attn_implementation="sdpa", dtype=torch_dtype
+                config, attn_implementation="sdpa", dtype=dtype
             )
         return module.train()
 
