@@ -59,17 +59,19 @@ class Qwen3Family:
 
         from autotune.models.loss import token_loss_sum
 
-        layers = self.layers(module)
+        layers: list[Any] = list(self.layers(module))
         attention = {
-            _path(ALL_ATTENTION_FUNCTIONS[layer.self_attn.config._attn_implementation])  # type: ignore[union-attr,index]
+            _path(ALL_ATTENTION_FUNCTIONS[layer.self_attn.config._attn_implementation])
             for layer in layers
         }
-        norms = [(layer.input_layernorm, layer.self_attn.q_norm) for layer in layers]  # type: ignore[union-attr]
-        norm_modules = [norm for pair in norms for norm in pair] + [_decoder(module).norm]
+        norms = [_decoder(module).norm]
+        for layer in layers:
+            norms += [layer.input_layernorm, layer.post_attention_layernorm]
+            norms += [layer.self_attn.q_norm, layer.self_attn.k_norm]
         return {
             "attention": " + ".join(sorted(attention)),
-            "norm": " + ".join(sorted({_path(norm.forward) for norm in norm_modules})),
-            "mlp": " + ".join(sorted({_path(layer.mlp.forward) for layer in layers})),  # type: ignore[union-attr]
+            "norm": " + ".join(sorted({_path(norm.forward) for norm in norms})),
+            "mlp": " + ".join(sorted({_path(layer.mlp.forward) for layer in layers})),
             "loss": _path(token_loss_sum),
         }
 
