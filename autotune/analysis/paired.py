@@ -45,6 +45,42 @@ def compare(baseline: Sequence[float], candidate: Sequence[float]) -> Comparison
         ValueError: No round, more than one launch without its partner, or a time that is not
             positive and finite.
     """
+    return _compare(baseline, candidate, confidence=0.95)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One launch of a comparison, by two summaries of its iterations (s/it)."""
+
+    mean_s: float
+    """Window time ÷ iterations: the objective."""
+    typical_s: float
+    """Mean of the batches' median times: what the launch takes without its spikes."""
+
+
+def compare_launches(baseline: Sequence[Launch], candidate: Sequence[Launch]) -> Comparison:
+    """As :func:`compare`, without the noise of spikes that fall on both sides alike.
+
+    A few iterations at 1.5 times the usual make most of a launch's noise, although they say
+    nothing about the configuration: then typical times are compared. But where the share that
+    spikes add differs between the two (99 % interval), or mean and typical times point to
+    different sides, the spikes may belong to one of them, and the mean times are compared.
+    """
+    surcharges = [
+        [launch.mean_s / launch.typical_s for launch in side] for side in (baseline, candidate)
+    ]
+    spikes = _compare(*surcharges, confidence=0.99)
+    means = compare([launch.mean_s for launch in baseline], [launch.mean_s for launch in candidate])
+    typical = compare(
+        [launch.typical_s for launch in baseline], [launch.typical_s for launch in candidate]
+    )
+    same_side = (means.ratio > 1) == (typical.ratio > 1)
+    return typical if same_side and spikes.verdict_hint == "tie" else means
+
+
+def _compare(
+    baseline: Sequence[float], candidate: Sequence[float], *, confidence: float
+) -> Comparison:
     rounds = len(candidate)
     if rounds < 1 or len(baseline) - rounds not in (0, 1):
         raise ValueError(
@@ -59,7 +95,7 @@ def compare(baseline: Sequence[float], candidate: Sequence[float]) -> Comparison
             verdict_hint="tie",
             rounds=rounds,
         )
-    effect, half = _effect(logs, positions, is_candidate)
+    effect, half = _effect(logs, positions, is_candidate, confidence)
     gain = -effect
     hint: Literal["faster", "slower", "tie"] = "tie"
     if gain - half > 0:
@@ -92,7 +128,7 @@ def _interleave(
 
 
 def _effect(
-    logs: list[float], positions: list[float], is_candidate: list[float]
+    logs: list[float], positions: list[float], is_candidate: list[float], confidence: float
 ) -> tuple[float, float]:
     """Return the candidate's effect on the log time and the half width of its interval.
 
@@ -105,7 +141,7 @@ def _effect(
     residuals = [value - effect * mark for mark, value in zip(marks, cleared, strict=True)]
     degrees = len(logs) - 3
     variance = sum(residual * residual for residual in residuals) / degrees
-    half = students_t.quantile(0.975, degrees) * math.sqrt(variance / weight)
+    half = students_t.quantile(0.5 + confidence / 2, degrees) * math.sqrt(variance / weight)
     return effect, max(half, _ROUNDING)
 
 
