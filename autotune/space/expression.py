@@ -21,12 +21,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Set
+from fractions import Fraction
 from typing import Any, Final
 
 from autotune.space import syntax
 from autotune.space.syntax import ExpressionError, Node
 
 __all__ = ["Expression", "ExpressionError"]
+
+_UNKNOWN: Final = object()
+"""The value of a name without one, and of an operation without a result."""
 
 _ORDERINGS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "<": lambda a, b: bool(a < b),
@@ -112,12 +116,12 @@ def _evaluate(node: Node, values: Mapping[str, Any]) -> Any:
         case "literal":
             return node.value
         case "name":
-            return values.get(node.value)
+            return values.get(node.value, _UNKNOWN)
         case "or" | "and":
             return _connect(node, values)
         case "not":
             inner = _evaluate(node.children[0], values)
-            return (not inner) if isinstance(inner, bool) else None
+            return (not inner) if isinstance(inner, bool) else _UNKNOWN
         case "compare":
             return _compare(node, values)
         case _:
@@ -140,7 +144,7 @@ def _compare(node: Node, values: Mapping[str, Any]) -> bool | None:
     result: bool | None = True
     for index, operator in enumerate(node.operators):
         left, right = operands[index], operands[index + 1]
-        one = _relation(operator, node.children[index], left, node.children[index + 1], right)
+        one = _relation(operator, left, right)
         if one is False:
             return False
         if one is None:
@@ -148,19 +152,14 @@ def _compare(node: Node, values: Mapping[str, Any]) -> bool | None:
     return result
 
 
-def _relation(operator: str, first: Node, left: Any, second: Node, right: Any) -> bool | None:
+def _relation(operator: str, left: Any, right: Any) -> bool | None:
     if operator in ("==", "!="):
-        if _missing(first, left) or _missing(second, right):
+        if left is _UNKNOWN or right is _UNKNOWN:
             return None
         return _same(left, right) is (operator == "==")
     if not _is_number(left) or not _is_number(right):
         return None
     return _ORDERINGS[operator](left, right)
-
-
-def _missing(node: Node, value: Any) -> bool:
-    """An operation without a result is unknown; a name's or a literal's ``none`` is a value."""
-    return value is None and node.kind not in ("name", "literal")
 
 
 def _same(left: Any, right: Any) -> bool:
@@ -175,7 +174,7 @@ def _same(left: Any, right: Any) -> bool:
 def _calculate(node: Node, values: Mapping[str, Any]) -> Any:
     operands = [_evaluate(child, values) for child in node.children]
     if not all(_is_number(operand) for operand in operands):
-        return None
+        return _UNKNOWN
     if node.kind == "negate":
         return -operands[0]
     total = operands[0]
@@ -183,12 +182,12 @@ def _calculate(node: Node, values: Mapping[str, Any]) -> Any:
         for operator, operand in zip(node.operators, operands[1:], strict=True):
             total = syntax.ARITHMETIC[operator](total, operand)
     except (ZeroDivisionError, OverflowError):
-        return None
+        return _UNKNOWN
     return total
 
 
 def _is_number(value: Any) -> bool:
-    return not isinstance(value, bool | str | None) and hasattr(value, "__add__")
+    return isinstance(value, int | float | Fraction) and not isinstance(value, bool)
 
 
 _NUMBER = frozenset({"number"})
