@@ -55,7 +55,7 @@ def from_json(cls: type[T], data: Any, *, where: str = "record") -> T:
     Raises:
         RecordError: A key is missing or unknown, or a value has another type.
     """
-    return typing.cast(T, _decode(cls, data, where))
+    return typing.cast("T", _decode(cls, data, where))
 
 
 def _decode(hint: Any, data: Any, where: str) -> Any:
@@ -100,7 +100,9 @@ def _decode_generic(hint: Any, origin: Any, data: Any, where: str) -> Any:
         return tuple(_decode(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(data))
     if isinstance(origin, type) and issubclass(origin, Mapping):
         _expect(isinstance(data, Mapping), None, data, "an object", where)
-        return {str(key): _decode(arguments[1], item, f"{where}.{key}") for key, item in data.items()}
+        return {
+            str(key): _decode(arguments[1], item, f"{where}.{key}") for key, item in data.items()
+        }
     raise TypeError(f"{where}: the codec does not support fields of type {hint!r}")
 
 

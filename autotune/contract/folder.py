@@ -135,9 +135,7 @@ class StudyFolder:
 
     def attempt(self, purpose: Purpose, number: int, attempt: int) -> AttemptFolder:
         """The folder of one launch (not created)."""
-        return AttemptFolder(
-            self.path / _FOLDERS[purpose] / f"{number:05d}" / f"attempt-{attempt}"
-        )
+        return AttemptFolder(self.path / _FOLDERS[purpose] / f"{number:05d}" / f"attempt-{attempt}")
 
     def attempts(self, purpose: Purpose) -> Iterator[tuple[int, int, AttemptFolder]]:
         """All launches on disk as (number, attempt, folder), in order."""
