@@ -191,9 +191,7 @@ def _is_fault(exit_: RankExit) -> bool:
     return exit_.signal in _FAULTS
 
 
-def _unexplained(
-    readings: Sequence[RankReading], exits: Mapping[int, RankExit]
-) -> RankExit | None:
+def _unexplained(readings: Sequence[RankReading], exits: Mapping[int, RankExit]) -> RankExit | None:
     """The exit of a rank that left no record; a fault of its own before a kill from outside."""
     found = [exits[r.rank] for r in readings if r.record is None and r.rank in exits]
     ended = [e for e in found if e.signal is not None or e.exit_code not in (0, None)]
@@ -226,9 +224,7 @@ def _from_exit(folder: AttemptFolder, exit_: RankExit, phase: Phase, oom_kills: 
         reason = f"rank {exit_.rank} left no record (exit code {exit_.exit_code})"
         if detail:
             reason += f": {detail.splitlines()[-1].strip()}"
-    return Failure(
-        kind=kind, reason=shortened(reason), rank=exit_.rank, phase=phase, detail=detail
-    )
+    return Failure(kind=kind, reason=shortened(reason), rank=exit_.rank, phase=phase, detail=detail)
 
 
 def _gone(rank: int) -> RankExit:

@@ -60,9 +60,7 @@ def judge(
     readings = [_read(plan, folder, rank) for rank in range(plan.topology.processes)]
     records = [reading.record for reading in readings if reading.record is not None]
     if status.stopped_for == "cancelled":
-        failure = Failure(
-            kind="interrupted", reason="the search was stopped", phase=status.phase
-        )
+        failure = Failure(kind="interrupted", reason="the search was stopped", phase=status.phase)
         return _failed(plan, status, records, failure)
     cause = find_cause(plan, folder, status, readings, oom_kills=oom_kills)
     if cause is not None:
@@ -153,9 +151,7 @@ def _numbers_problem(
         problem = f"the loss of the last timed iteration is {final!r}"
     if problem is None:
         return None
-    return Failure(
-        kind="numerics", reason=problem, rank=0, phase="check", measured_s_per_it=speed
-    )
+    return Failure(kind="numerics", reason=problem, rank=0, phase="check", measured_s_per_it=speed)
 
 
 def _merge(plan: Plan, measured: Sequence[RankMeasurement]) -> Measurement:

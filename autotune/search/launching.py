@@ -104,10 +104,8 @@ class Runner:
                 return outcome
             again = f"{launch.label}: {failure.kind}, {failure.reason}; launched again"
             self._events(Message(text=again, level="warning"))
-            if failure.kind == "infra":
-                self._restart()
-                if self._interrupts.wait(self._back_off_s * 2**retries):
-                    return outcome
+            if failure.kind == "infra" and self._interrupts.wait(self._back_off_s * 2**retries):
+                return outcome
             retries += 1
             attempt += 1
 
@@ -138,9 +136,7 @@ class Runner:
         except BaseException:
             # Whatever goes wrong here is not the configuration's fault: it is closed and queued
             # again by the next search.
-            closed = interrupted(
-                "the search ended before it", plan_digest=plan.digest, at=begun
-            )
+            closed = interrupted("the search ended before it", plan_digest=plan.digest, at=begun)
             with contextlib.suppress(AutotuneError):  # the first error is the one to show
                 self._recorder.record_outcome(launch.purpose, launch.number, attempt, closed)
             raise
@@ -200,8 +196,3 @@ class Runner:
             state="interrupted",
             failure=Failure(kind="interrupted", reason="the search was stopped"),
         )
-
-    def _restart(self) -> None:
-        """Give a launcher whose server was lost a fresh start."""
-        self._launcher.close()
-        self._started = False

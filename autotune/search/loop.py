@@ -136,11 +136,13 @@ class Loop:
         return outcome
 
     def _baseline(self) -> None:
+        config = self._space.baseline_config()
         record = self._contents.baseline()
+        if record is not None and record.header.key != config.key:
+            record = None  # the file's baseline changed: the new one is measured
         if record is not None and record.state == "complete":
             return
         self._pause_point()
-        config = self._space.baseline_config()
         if record is None:
             record = self._open("baseline", config)
         self._run_trial(record, config, "baseline")

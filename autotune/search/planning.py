@@ -166,6 +166,4 @@ class Planner:
         """All that the user tunes or sets and that is live in ``config``."""
         named = {param.knob for param in self.space.params}
         named |= set(self.space.fixed) | set(self.space.baseline)
-        return tuple(
-            name for name in config.values if name in named and name not in config.dead
-        )
+        return tuple(name for name in config.values if name in named and name not in config.dead)

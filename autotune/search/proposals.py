@@ -263,9 +263,7 @@ class _Asker:
                 log=distribution.log,
             )
         assert isinstance(distribution, optuna.distributions.FloatDistribution)
-        return trial.suggest_float(
-            name, distribution.low, distribution.high, log=distribution.log
-        )
+        return trial.suggest_float(name, distribution.low, distribution.high, log=distribution.log)
 
     def _frozen(self, one: Told) -> optuna.trial.FrozenTrial:
         import optuna

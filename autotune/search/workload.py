@@ -32,9 +32,7 @@ def make_workload(space: SearchSpace, *, data_folder: Path) -> Workload:
     """
     spec = space.workload
     if spec.finetune != "full":
-        raise InputError(
-            f"workload.finetune: {spec.finetune} is not known", hint="known: full"
-        )
+        raise InputError(f"workload.finetune: {spec.finetune} is not known", hint="known: full")
     model = resolve_model(spec.model, load_weights=spec.load_weights)
     return Workload(
         model=model,
