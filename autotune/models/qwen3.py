@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -55,15 +56,10 @@ class Qwen3Family:
         return _decoder(module).embed_tokens, _causal(module).lm_head
 
     def implementations(self, module: torch.nn.Module) -> dict[str, str]:
-        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
         from autotune.models.loss import token_loss_sum
 
         layers: list[Any] = list(self.layers(module))
-        attention = {
-            _path(ALL_ATTENTION_FUNCTIONS[layer.self_attn.config._attn_implementation])
-            for layer in layers
-        }
+        attention = {_attention_function(layer.self_attn) for layer in layers}
         norms = [_decoder(module).norm]
         for layer in layers:
             norms += [layer.input_layernorm, layer.post_attention_layernorm]
@@ -98,6 +94,15 @@ def _causal(module: torch.nn.Module) -> Any:
 
 def _decoder(module: torch.nn.Module) -> Any:
     return _causal(module).model
+
+
+def _attention_function(attention: Any) -> str:
+    """The function that this attention layer will call, looked up as its ``forward`` does."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    modeling = sys.modules[type(attention).__module__]
+    name = attention.config._attn_implementation
+    return _path(ALL_ATTENTION_FUNCTIONS.get_interface(name, modeling.eager_attention_forward))
 
 
 def _path(function: Any) -> str:
