@@ -132,6 +132,8 @@ def build(config: dict[str, Any], plan: Plan, rank: RankContext) -> Zero3Engine:
     )
     if plan.config.get("workload.activation_checkpointing", "none") == "full":
         checkpointing.enable_full(module)
+    # Without it zero.Init parses the configuration as if there were one process.
+    deepspeed.init_distributed()
     try:
         init = _partition(module, config, plan, rank)
         engine, *_ = deepspeed.initialize(model=module, config=config)
