@@ -136,7 +136,7 @@ class Planner:
         schedule = self._schedule(config)
         if isinstance(schedule, str):
             return schedule
-        backend = cast(Backend, registry.load("backends", config.backend)())
+        backend = cast("Backend", registry.load("backends", config.backend)())
         return backend.validate(config.values, self.workload, self.topology)
 
     def _schedule(self, config: Config) -> Schedule | str:

@@ -9,7 +9,7 @@ from autotune.search.confirm import ROUNDS
 from autotune.search.planning import measuring
 from autotune.search.preflight import Prepared, plain_params
 from autotune.search.proposals import space_size
-from autotune.space.canonical import describe
+from autotune.space.canonical import domain_words
 
 OVERHEAD_S: Final = {"cpu": 3.0, "cuda": 30.0}
 """Rough time of a trial beside its timed window (s): start, build, warm-up, probe."""
@@ -35,7 +35,7 @@ def preview(prepared: Prepared) -> dict[str, Any]:
         "global_batch": prepared.workload.global_batch,
         "tokens_per_iteration": sum(prepared.workload.samples.lengths)
         / prepared.workload.distinct_batches,
-        "params": {param.name: describe(param.domain) for param in space.params},
+        "params": {param.name: domain_words(param.domain) for param in space.params},
         "fixed": dict(space.fixed),
         "constraints": [one.text for one in space.constraints],
         "configurations": size,

@@ -50,18 +50,18 @@ def run_search(
         NothingFeasibleError: The baseline failed, or trials crash alike.
         InterruptedSearch: It was stopped; the hint has the command that resumes.
     """
-    with Interrupts() if interrupts is None else contextlib.nullcontext(interrupts) as signals:
-        with tempfile.TemporaryDirectory(prefix="autotune-") as staging:
-            try:
-                with signals.at_once():
-                    prepared = prepare(request, staging=Path(staging))
-                    store = _open_store(request)
-            except KeyboardInterrupt:
-                raise InterruptedSearch(
-                    "interrupted before anything was started", hint=_resume_hint(request)
-                ) from None
-            with contextlib.closing(store):
-                return _search(request, prepared, store, events, signals)
+    own = Interrupts() if interrupts is None else contextlib.nullcontext(interrupts)
+    with own as signals, tempfile.TemporaryDirectory(prefix="autotune-") as staging:
+        try:
+            with signals.at_once():
+                prepared = prepare(request, staging=Path(staging))
+                store = _open_store(request)
+        except KeyboardInterrupt:
+            raise InterruptedSearch(
+                "interrupted before anything was started", hint=_resume_hint(request)
+            ) from None
+        with contextlib.closing(store):
+            return _search(request, prepared, store, events, signals)
 
 
 def dry_run(request: SearchRequest) -> Prepared:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Final
 
@@ -50,11 +49,11 @@ def context_of(workload: Workload, topology: Topology, environment_fingerprint: 
 
     Where the token file lies is left out: its hash is in, and a runs folder may be moved.
     """
-    samples = dataclasses.replace(workload.samples, token_file=None)
-    comparable = dataclasses.replace(workload, samples=samples)
+    work = codec.to_json(workload)
+    work["samples"]["token_file"] = None
     return jsonfile.digest(
         {
-            "workload": codec.to_json(comparable),
+            "workload": work,
             "topology": codec.to_json(topology),
             "environment": environment_fingerprint,
         }
@@ -77,7 +76,8 @@ def _samples(space: SearchSpace, model: Model, data_folder: Path) -> Samples:
         tokenizer=data.tokenizer,
         max_length=data.max_length,
         seed=data.seed,
-        num_samples=space.workload.global_batch * DISTINCT_BATCHES,
+        global_batch=space.workload.global_batch,
+        distinct_batches=DISTINCT_BATCHES,
         vocab_size=family_of(model.family).vocab_size(model.config),
-        folder=data_folder if data.jsonl is not None else None,
+        folder=data_folder,
     )
