@@ -147,4 +147,6 @@ def _name(data: Any) -> str:
     if data is None or isinstance(data, bool | int | float | str):
         text = repr(data)
         return text if len(text) <= 60 else text[:57] + "..."
-    return {list: "a list", dict: "an object"}.get(type(data), type(data).__name__)
+    if isinstance(data, list):
+        return "a list"
+    return "an object" if isinstance(data, dict) else type(data).__name__

@@ -1,0 +1,101 @@
+"""What a model family offers, and how the family of a configuration is found.
+
+A family is registered under the ``model_type`` of its configurations
+(``autotune.registry``, kind ``models``). All that the coordinator calls works without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from autotune import registry
+from autotune.contract.plan import Model
+from autotune.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Batch(Protocol):
+    """The inputs of one micro-step; ``autotune.data.stream.MicroBatch`` is one."""
+
+    @property
+    def input_ids(self) -> torch.Tensor:
+        """Token ids, rows × length."""
+
+    @property
+    def attention_mask(self) -> torch.Tensor | None:
+        """1 for real tokens, 0 for padding; ``None`` where nothing is padded."""
+
+    @property
+    def position_ids(self) -> torch.Tensor | None:
+        """Positions within each sample; ``None`` counts from 0 in each row."""
+
+
+class ModelFamily(Protocol):
+    """One architecture. Stateless."""
+
+    name: str
+    """The ``model_type``."""
+
+    def complete(self, config: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """Return the fields that decide training, checked, with every default filled in.
+
+        Raises:
+            InputError: A field is wrong, or the library's own model could not be built from it.
+        """
+
+    def num_parameters(self, config: Mapping[str, Any]) -> int:
+        """Trainable parameters, tied ones counted once."""
+
+    def hidden_size(self, config: Mapping[str, Any]) -> int:
+        """Width of the residual stream."""
+
+    def vocab_size(self, config: Mapping[str, Any]) -> int:
+        """Number of token ids that the embedding knows."""
+
+    def flops_per_token(self, config: Mapping[str, Any], lengths: Sequence[int]) -> float:
+        """Model FLOPs of forward and backward per real token, for samples of these lengths."""
+
+    def build(self, model: Model, *, dtype: torch.dtype) -> torch.nn.Module:
+        """Return the library's causal language model on the meta device, in training mode."""
+
+    def layers(self, module: torch.nn.Module) -> Sequence[torch.nn.Module]:
+        """The decoder layers, in order."""
+
+    def embeddings(self, module: torch.nn.Module) -> tuple[torch.nn.Module, torch.nn.Module]:
+        """Input embedding and output projection; they share one weight where it is tied."""
+
+    def implementations(self, module: torch.nn.Module) -> dict[str, str]:
+        """Layer type to the implementation that the live modules are bound to."""
+
+    def logits(self, module: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        """Run the model (or the engine that wraps it): rows × length × vocabulary."""
+
+
+def family_of(name: str) -> ModelFamily:
+    """Return the family registered as ``name``.
+
+    Raises:
+        InputError: There is none.
+    """
+    return cast("ModelFamily", registry.load("models", name)())
+
+
+def find_family(config: Mapping[str, Any], where: str) -> ModelFamily:
+    """Return the family that ``config`` belongs to.
+
+    Raises:
+        InputError: ``model_type`` is missing or not one of the registered families.
+    """
+    known = ", ".join(sorted(registry.names("models")))
+    model_type = config.get("model_type")
+    if model_type is None:
+        raise InputError(f"{where}: model_type is missing", hint=f"known families: {known}")
+    if not isinstance(model_type, str) or model_type not in registry.names("models"):
+        raise InputError(
+            f"{where}: model_type {model_type!r} belongs to no known model family",
+            hint=f"known families: {known}",
+        )
+    return family_of(model_type)

@@ -1,0 +1,216 @@
+"""Qwen3 without torch: its configuration checked, its parameters and FLOPs counted.
+
+Fields, defaults and what follows from them: ``transformers/models/qwen3/configuration_qwen3.py``
+and ``modeling_qwen3.py`` (5.24; 5.17 has the same).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from autotune.models.fields import Fields, is_number
+
+ACTIVATIONS: Final = (
+    *("silu", "swish", "gelu", "gelu_fast", "gelu_new", "gelu_python", "gelu_pytorch_tanh"),
+    *("gelu_accurate", "quick_gelu", "relu", "relu2", "relu6", "leaky_relu", "mish"),
+    *("sigmoid", "tanh", "linear", "hardswish"),
+)
+"""Of ``transformers/activations.py`` those without parameters of their own."""
+
+_FULL: Final = "full_attention"
+_SLIDING: Final = "sliding_attention"
+_ROPE_NEEDS: Final[dict[str, tuple[str, ...]]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor", "original_max_position_embeddings"),
+    "llama3": (
+        "factor",
+        "original_max_position_embeddings",
+        "low_freq_factor",
+        "high_freq_factor",
+    ),
+    "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
+}
+"""Rope type to the numbers it needs (``transformers/modeling_rope_utils.py``)."""
+
+
+def complete(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the fields that decide training, checked, with every default filled in.
+
+    What only matters to generation, to saving or to the library's version is left out, so that
+    two folders with the same model are the same work. Dropout is 0 and the cache is off.
+
+    Raises:
+        InputError: A field is wrong or does not fit another one.
+    """
+    fields = Fields(config, where)
+    for key in ("quantization_config", "per_layer_config"):
+        if config.get(key) is not None:
+            fields.fail(
+                f"{key} is set, and only plain full-precision models can be trained here",
+                hint="give the folder of the model that it was made from",
+            )
+    heads = fields.integer("num_attention_heads", 32)
+    # An explicit null means "as many as heads"; an absent key means the library's 32.
+    null_kv = "num_key_value_heads" in config and config["num_key_value_heads"] is None
+    kv_heads = heads if null_kv else fields.integer("num_key_value_heads", 32)
+    if heads % kv_heads:
+        fields.fail(f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
+    head_dim = fields.integer("head_dim", 128, low=2)
+    if head_dim % 2:
+        fields.refuse("head_dim", head_dim, "even, since positions rotate pairs of numbers")
+    layers = fields.integer("num_hidden_layers", 32)
+    positions = fields.integer("max_position_embeddings", 32768)
+    return {
+        "model_type": "qwen3",
+        "vocab_size": fields.integer("vocab_size", 151936, low=2),
+        "hidden_size": fields.integer("hidden_size", 4096),
+        "intermediate_size": fields.integer("intermediate_size", 22016),
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "hidden_act": fields.text("hidden_act", "silu", ACTIVATIONS),
+        "max_position_embeddings": positions,
+        "initializer_range": fields.number("initializer_range", 0.02),
+        "rms_norm_eps": fields.number("rms_norm_eps", 1e-6),
+        "tie_word_embeddings": fields.switch("tie_word_embeddings", False),
+        "attention_bias": fields.switch("attention_bias", False),
+        "attention_dropout": 0.0,
+        "use_cache": False,
+        "pad_token_id": _pad_token(fields),
+        "rope_parameters": _rope(fields, positions, head_dim),
+        **_attention_kinds(fields, layers),
+    }
+
+
+def _pad_token(fields: Fields) -> int | None:
+    """The row of the embedding that stays untrained, if any."""
+    value = fields.data.get("pad_token_id")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        fields.refuse("pad_token_id", value, "a whole number or null")
+    vocab_size = fields.integer("vocab_size", 151936, low=2)
+    if not -vocab_size <= value < vocab_size:
+        fields.refuse("pad_token_id", value, f"below vocab_size {vocab_size}")
+    return int(value)
+
+
+def _attention_kinds(fields: Fields, layers: int) -> dict[str, Any]:
+    """Sliding window and kind of each layer, as ``Qwen3Config.__post_init__`` derives them."""
+    window: int | None = None
+    if (
+        fields.switch("use_sliding_window", False)
+        and fields.data.get("sliding_window", 0) is not None
+    ):
+        window = fields.integer("sliding_window", 4096)
+    full_layers = fields.integer("max_window_layers", 28, low=0)
+    kinds = fields.data.get("layer_types")
+    if kinds is None:
+        kinds = [_FULL if window is None or i < full_layers else _SLIDING for i in range(layers)]
+    if not isinstance(kinds, list) or any(kind not in (_FULL, _SLIDING) for kind in kinds):
+        fields.refuse("layer_types", kinds, f"a list of {_FULL} and {_SLIDING}")
+    if len(kinds) != layers:
+        fields.fail(f"layer_types names {len(kinds)} layers, num_hidden_layers says {layers}")
+    if _SLIDING in kinds and window is None:
+        fields.fail(f"layer_types has {_SLIDING}, but no sliding window is in use")
+    return {
+        "use_sliding_window": window is not None,
+        "sliding_window": window,
+        "max_window_layers": full_layers,
+        "layer_types": list(kinds),
+    }
+
+
+def _rope(fields: Fields, positions: int, head_dim: int) -> dict[str, Any]:
+    """Rotary parameters in the library's present form, from it or from the two older ones."""
+    rope = fields.mapping("rope_scaling") or fields.mapping("rope_parameters")
+    old_type = rope.pop("type", "default")
+    kind = rope.setdefault("rope_type", old_type)
+    if not isinstance(kind, str) or kind not in _ROPE_NEEDS:
+        fields.fail(f"rope type {kind!r} is not one of {', '.join(_ROPE_NEEDS)}")
+    if rope.pop("partial_rotary_factor", fields.data.get("partial_rotary_factor")) not in (None, 1):
+        fields.fail("partial_rotary_factor must be 1: the library's Qwen3 rotates whole heads")
+    theta = rope.get("rope_theta")
+    rope["rope_theta"] = fields.number("rope_theta", 10_000.0) if theta is None else theta
+    if kind in ("yarn", "llama3", "longrope"):
+        own = fields.data.get("original_max_position_embeddings")
+        rope.setdefault("original_max_position_embeddings", own or positions)
+    lists = ("short_factor", "long_factor")
+    for name in (*_ROPE_NEEDS[kind], "rope_theta"):
+        value = rope.get(name)
+        if name in lists:
+            good = isinstance(value, list) and len(value) == head_dim // 2
+            good = good and all(is_number(item) and item > 0 for item in value or ())
+            expected = f"a list of {head_dim // 2} positive numbers"
+        else:
+            good = is_number(value) and value > 0  # type: ignore[operator]
+            expected = "a positive number"
+        if not good:
+            fields.fail(f"rope type {kind} needs {name} as {expected}; found {value!r:.60}")
+    return rope
+
+
+def matmul_parameters(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the elements of all weight matrices in one layer, and in the output projection."""
+    hidden = config["hidden_size"]
+    queries = config["num_attention_heads"] * config["head_dim"]
+    keys = config["num_key_value_heads"] * config["head_dim"]
+    attention = 2 * hidden * queries + 2 * hidden * keys
+    mlp = 3 * hidden * config["intermediate_size"]
+    return attention + mlp, config["vocab_size"] * hidden
+
+
+def num_parameters(config: Mapping[str, Any]) -> int:
+    """Return the trainable parameters of a completed ``config``, tied ones counted once."""
+    hidden, head_dim = config["hidden_size"], config["head_dim"]
+    layer, head = matmul_parameters(config)
+    layer += 2 * hidden + 2 * head_dim  # two norms of the stream, one each of queries and keys
+    if config["attention_bias"]:
+        heads = config["num_attention_heads"] + 2 * config["num_key_value_heads"]
+        layer += heads * head_dim + hidden
+    embeddings = head if config["tie_word_embeddings"] else 2 * head
+    total: int = config["num_hidden_layers"] * layer + hidden + embeddings
+    return total
+
+
+def attended_keys(length: int, window: int | None) -> int:
+    """Return how many keys the queries of one sample see in all, under the causal mask.
+
+    Query ``t`` (from 1) sees ``min(t, window)`` keys.
+    """
+    if window is None or window >= length:
+        return length * (length + 1) // 2
+    return window * (window + 1) // 2 + (length - window) * window
+
+
+def flops_per_token(config: Mapping[str, Any], lengths: Sequence[int]) -> float:
+    """Return the model FLOPs of forward and backward per real token.
+
+    The formula of PaLM (Chowdhery et al. 2022, appendix B, "model FLOPs utilization"), with
+    attention counted as it is masked: per token ``6 · P`` for the ``P`` matrix elements that it
+    is multiplied with (a multiplication and an addition, once forward and twice backward; the
+    output projection counts, the input embedding is a look-up and does not), and per layer
+    ``12 · heads · head_dim`` for each key that its query sees (scores and weighted sum, the same
+    three times). Padding and recomputation are overhead and do not count.
+
+    Args:
+        config: A completed configuration.
+        lengths: Sample lengths in tokens.
+    """
+    layer, head = matmul_parameters(config)
+    tokens = sum(lengths)
+    if tokens == 0:
+        return 0.0
+    per_key = 12 * config["num_attention_heads"] * config["head_dim"]
+    num_sliding = sum(kind == _SLIDING for kind in config["layer_types"])
+    num_full = config["num_hidden_layers"] - num_sliding
+    keys = num_full * sum(attended_keys(length, None) for length in lengths)
+    if num_sliding:
+        window = config["sliding_window"]
+        keys += num_sliding * sum(attended_keys(length, window) for length in lengths)
+    flops: float = 6.0 * (config["num_hidden_layers"] * layer + head) + per_key * keys / tokens
+    return flops
