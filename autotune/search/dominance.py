@@ -10,7 +10,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 _GROWING: Final = ("workload.micro_batch", "workload.max_tokens")
+_BATCHING: Final = "workload.batching"
 _CHECKPOINTING: Final = "workload.activation_checkpointing"
+MIN_FAILURES: Final = 2
+"""Failures for memory before larger cuts are avoided."""
 _BY_MEMORY: Final[Mapping[str, int]] = {"full": 0, "none": 1}
 
 
@@ -40,3 +43,26 @@ def _needs_as_much(values: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
         elif type(value) is not type(other[name]) or value != other[name]:
             return False
     return True
+
+
+def likely_too_large(
+    backend: str,
+    values: Mapping[str, Any],
+    failed: Iterable[tuple[str, Mapping[str, Any]]],
+    fitted: Iterable[tuple[str, Mapping[str, Any]]],
+) -> bool:
+    """Whether two configurations of no larger cut have failed for memory, and none as large fits.
+
+    Other knobs may have been the reason, so this is a guess: good for steering, not for ruling
+    out. Only cuts of the same kind, batching and engine are compared.
+    """
+    smaller = sum(name == backend and _cut_needs_as_much(values, other) for name, other in failed)
+    if smaller < MIN_FAILURES:
+        return False
+    return not any(name == backend and _cut_needs_as_much(other, values) for name, other in fitted)
+
+
+def _cut_needs_as_much(values: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    names = (*_GROWING, _CHECKPOINTING, _BATCHING)
+    picked = [{name: v[name] for name in names if name in v} for v in (values, other)]
+    return _needs_as_much(*picked)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from autotune.analysis.noise import launch_spread
 from autotune.contract.failures import POLICIES, FailureKind
 from autotune.contract.outcome import Failure
-from autotune.search.dominance import known_too_large
+from autotune.search.dominance import known_too_large, likely_too_large
 from autotune.search.observations import Observation
 from autotune.space.model import Config
 from autotune.space.search_space import SearchSpace
@@ -89,12 +89,25 @@ def launched_keys(contents: StudyContents) -> frozenset[str]:
 
 def is_too_large(contents: StudyContents, config: Config) -> bool:
     """Whether a smaller configuration has already run out of memory."""
-    failed = [
+    return known_too_large(config.backend, config.values, _out_of_memory(contents))
+
+
+def is_probably_too_large(contents: StudyContents, config: Config) -> bool:
+    """Whether configurations with a smaller micro-step have run out of memory twice."""
+    fitted = [
+        (trial.header.backend, trial.header.config)
+        for trial in comparable(contents)
+        if trial.measurement is not None
+    ]
+    return likely_too_large(config.backend, config.values, _out_of_memory(contents), fitted)
+
+
+def _out_of_memory(contents: StudyContents) -> list[tuple[str, dict[str, Any]]]:
+    return [
         (trial.header.backend, trial.header.config)
         for trial in comparable(contents)
         if (failure := failure_of(trial)) is not None and failure.kind in MEMORY_KINDS
     ]
-    return known_too_large(config.backend, config.values, failed)
 
 
 def s_per_it(contents: StudyContents, number: int) -> float | None:

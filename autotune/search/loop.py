@@ -163,7 +163,7 @@ class Loop:
         )
         raise NothingFeasibleError(
             f"the baseline (trial {record.number}) failed with {failure.kind}: {failure.reason}",
-            hint=f"{NEXT_STEP[failure.kind]}\n{failures_table(self._contents)}",
+            hint=failures_table(self._contents),
         )
 
     def _next_trial(self) -> bool:
@@ -187,6 +187,7 @@ class Loop:
             self._space,
             history.observations(self._contents, self._space),
             reject=self._refusal,
+            avoid=lambda config: history.is_probably_too_large(self._contents, config),
             number=self._recorder.next_number("trial"),
             start_up=START_UP_TRIALS,
         )
@@ -248,10 +249,16 @@ class Loop:
         )
         done = self._contents.trial(record.number)
         assert done is not None
-        self._projection.finish(done)
+        self._projection.finish(done, self._log_of(done))
         self._after(outcome)
         if not is_baseline:
             self._watch_crashes(outcome)
+
+    def _log_of(self, record: TrialRecord) -> str:
+        folder = self._contents.last_attempt("trial", record.number)
+        failure = history.failure_of(record)
+        rank = failure.rank if failure is not None and failure.rank is not None else 0
+        return "" if folder is None else str(folder.log_file(rank))
 
     def _after(self, outcome: Outcome) -> None:
         """Say where the search stands; stop when the launch ended for a reason of the machine."""

@@ -59,7 +59,8 @@ def preview_lines(prepared: Prepared) -> list[str]:
     """Return the plan of the search for people."""
     plan = preview(prepared)
     size = plan["configurations"]
-    count = "uncountable" if size is None else f"at most {size:,}"
+    many = size is None or size > 1_000_000
+    count = "more than a million" if many else f"at most {size:,}"
     lines = [
         f"study {plan['study']}{' (goes on)' if plan['resumes'] else ''}: {plan['trials']} trials "
         f"with sampler {plan['sampler']}, then {plan['confirmation_launches']} launches to confirm",

@@ -104,8 +104,8 @@ class Projection:
             if self._study is not None:
                 self._add(trial)
 
-    def finish(self, trial: TrialRecord) -> None:
-        """Close a trial with what came of it."""
+    def finish(self, trial: TrialRecord, log: str) -> None:
+        """Close a trial with what came of it; ``log`` is the path to read when it failed."""
         with self._guarded():
             if self._study is None or trial.outcome is None:
                 return
@@ -114,7 +114,7 @@ class Projection:
                 self._add(trial)
                 shown = self._running(trial.number)
             assert shown is not None
-            self._close(shown, trial.outcome)
+            self._close(shown, trial.outcome, log)
 
     def _sync(self, trials: Iterable[TrialRecord]) -> None:
         assert self._study is not None
@@ -131,7 +131,7 @@ class Projection:
             if trial.outcome is not None:
                 running = self._running(trial.number)
                 if running is not None:
-                    self._close(running, trial.outcome)
+                    self._close(running, trial.outcome, "")
 
     def _add(self, trial: TrialRecord) -> None:
         import optuna
@@ -173,7 +173,7 @@ class Projection:
                 return trial
         return None
 
-    def _close(self, shown: optuna.trial.FrozenTrial, outcome: Outcome) -> None:
+    def _close(self, shown: optuna.trial.FrozenTrial, outcome: Outcome, log: str) -> None:
         import optuna
 
         assert self._study is not None
@@ -182,7 +182,7 @@ class Projection:
         if failure is not None:
             trial.set_user_attr("kind", failure.kind)
             trial.set_user_attr("reason", failure.reason)
-            trial.set_user_attr("phase", failure.phase)
+            trial.set_user_attr("log", log)
             self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
             return
         assert measured is not None

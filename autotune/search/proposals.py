@@ -34,10 +34,14 @@ MAX_DRAWS: Final = 2000
 """Random draws before a space too large to list is given up as exhausted."""
 MAX_LISTED: Final = 4096
 """Largest space (product of all parameters' values) that is listed whole."""
+CARELESS_EVERY: Final = 8
+"""Every so many trials what will probably fail is launched if the sampler asks for it."""
 _CONSTRAINT: Final = "feasible"
 
 Reject = Callable[[Config], str | None]
 """Why a configuration must not be launched, in words; ``None`` if it may be."""
+Avoid = Callable[[Config], bool]
+"""Whether a configuration will probably fail."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,6 +90,7 @@ def propose(
     observations: Sequence[Observation],
     *,
     reject: Reject,
+    avoid: Avoid,
     number: int,
     start_up: int = START_UP_TRIALS,
 ) -> Proposal | Exhausted:
@@ -95,6 +100,8 @@ def propose(
         space: The space, bound to its topology.
         observations: Launched configurations inside the space that teach.
         reject: Tells duplicates and configurations that are known not to run.
+        avoid: Tells configurations that will probably fail. Seven of eight times they are
+            passed over for as long as the sampler has another idea.
         number: The trial's number; with ``search.seed`` it seeds the draw.
         start_up: Observations before the model is used.
     """
@@ -102,10 +109,11 @@ def propose(
     seed = _seed(space.search.seed, number)
     model_based = sampler_name(space) != "random" and len(observations) >= start_up
     asker = _Asker(space, told(observations), seed, start_up)
+    careful = number % CARELESS_EVERY != 0
     for _ in range(MAX_ASKS):
         assignment = asker.ask()
         config = _accept(space, assignment, reject, rejected)
-        if config is not None:
+        if config is not None and not (careful and avoid(config)):
             return Proposal(
                 assignment=assignment, config=config, model_based=model_based, rejected=rejected
             )
