@@ -178,7 +178,7 @@ class _Reader:
                 hint="tune for example micro_batch: {choices: [1, 2, 4]}",
             )
         names = [knob.full_name for _, knob in found]
-        constant = set(self.fixed) | set(self.stated)
+        constant = set(self.fixed) | (set(self.stated) - set(names))
         for index, (entry, knob) in enumerate(found):
             self._check_effect(entry, knob, allow)
             domain = read_domain(entry.value, knob, entry.key)

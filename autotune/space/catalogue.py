@@ -90,9 +90,10 @@ class Catalogue:
                 f"{', '.join(self.backends)}",
                 hint=f"write {others[0]}.{name}, or change backend",
             )
-        return place.error(
-            f"unknown knob {reading.shown(name)}", hint=reading.suggestion(name, self.names)
-        )
+        close = reading.nearest(name, self.names)
+        live = [knob.name for knob in self.knobs.values() if not knob.always_dead]
+        hint = f"did you mean {close}?" if close else f"known: {', '.join(dict.fromkeys(live))}"
+        return place.error(f"unknown knob {reading.shown(name)}", hint=hint)
 
     def _environment(self, name: str, place: Place) -> Exception:
         if name in environment.FORBIDDEN:

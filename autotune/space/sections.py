@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args
 
 from autotune.contract.plan import DType, Optimizer, Precision
+from autotune.knobs import reasons
 from autotune.space import reading
 from autotune.space.catalogue import Catalogue
 from autotune.space.model import DataSource, WorkloadSpec
@@ -99,6 +100,9 @@ def unknown_key(key: str, place: Place, path: str, catalogue: Catalogue | None) 
     if path == "search" and key in ("objective", "metric"):
         hint = "the objective is seconds per iteration over one fixed global batch"
         return place.error(message, hint=hint)
+    for refused in reasons.REFUSED.values():
+        if key in refused:
+            return place.error(message, hint=f"{key}: {refused[key]}")
     homes = [section for section, keys in KEYS.items() if key in keys and section != path]
     meant = _MEANT.get(key)
     if homes:
