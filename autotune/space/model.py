@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.contract.plan import Optimizer, Precision
+from autotune.contract.plan import Optimizer, Precision, Topology
 from autotune.space.expression import Expression
 
 
@@ -121,7 +121,10 @@ class Dropped:
 
     param: str
     value: Any
+    """The choice; for a range the part that is gone, in words; ``None`` for the whole parameter."""
     reason: str
+    topology: Topology | None = None
+    """Where it cannot hold; ``None``: nowhere."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
