@@ -128,7 +128,7 @@ def build(config: dict[str, Any], plan: Plan, rank: RankContext) -> Zero3Engine:
 
     _quiet(deepspeed)
     module = family_of(plan.workload.model.family).build(
-        plan.workload.model, dtype=plan.workload.precision.compute
+        plan.workload.model, dtype=TORCH_DTYPES[plan.workload.precision.compute]
     )
     if plan.config.get("workload.activation_checkpointing", "none") == "full":
         checkpointing.enable_full(module)
