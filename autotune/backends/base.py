@@ -1,7 +1,7 @@
 """What every training engine adapter does: validate, render, build, step, read back.
 
-:meth:`Backend.validate` and :meth:`Backend.render` are pure and import no engine: the
-coordinator and the exporters call them. :meth:`Backend.build` runs in a rank.
+:meth:`Backend.validate`, :meth:`Backend.anchors` and :meth:`Backend.render` are pure and import
+no engine: the coordinator and the exporters call them. :meth:`Backend.build` runs in a rank.
 """
 
 from __future__ import annotations
@@ -34,6 +34,10 @@ class Engine(Protocol):
     def model(self) -> torch.nn.Module:
         """The module to call in forward."""
 
+    @property
+    def module(self) -> torch.nn.Module:
+        """The transformers model inside :attr:`model` (the same object where nothing wraps it)."""
+
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
         """Accumulate the gradients of one micro-step.
 
@@ -46,11 +50,15 @@ class Engine(Protocol):
     def step(self) -> torch.Tensor | float:
         """Clip, update, zero the gradients; return the global gradient norm before clipping.
 
-        Does not synchronise the host with the device where the engine allows it.
+        Does not synchronise the host with the device where the engine allows it. Gradients that
+        are not finite give a norm that is not finite, also where the engine skips the update.
         """
 
     def read_back(self) -> Mapping[str, tuple[Any, ReadBackLevel]]:
         """Full knob name to the value that the running engine has, and how it was read."""
+
+    def notes(self) -> Mapping[str, Any]:
+        """What the record should say besides (versions of a rule, keys that were not read back)."""
 
     def close(self) -> None:
         """Give back what outlives the process otherwise."""
@@ -63,11 +71,17 @@ class Backend(Protocol):
     """Name in the space file and owner of the knobs."""
     knobs: tuple[Knob, ...]
     """The backend's knob table, from ``autotune.knobs``."""
+    preload: tuple[str, ...]
+    """Modules for the fork server to import once, so that no trial pays for them. Importing them
+    touches no device and starts no thread; a name that the installed version lacks is skipped."""
 
     def validate(
         self, config: Mapping[str, Any], workload: Workload, topology: Topology
     ) -> str | None:
         """Return why this configuration cannot run here, in words, or ``None``."""
+
+    def anchors(self, workload: Workload) -> dict[str, dict[str, Any]]:
+        """Known configurations to try first: name to full knob name to value."""
 
     def render(self, plan: Plan) -> dict[str, Any]:
         """Return the engine's own configuration, plain JSON data.

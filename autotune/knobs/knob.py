@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
-KnobType = Literal["int", "float", "bool", "text"]
+KnobType = Literal["int", "float", "bool", "text", "structure"]
+"""``structure``: any list, mapping or scalar, passed on as it stands."""
 Effect = Literal["neutral", "order", "rounding", "work"]
 ReadBackLevel = Literal["live", "parsed", "effect", "schedule"]
 
@@ -43,6 +44,14 @@ class Knob:
     """File or page that defines it."""
     meaning: str
     """One line: what it does, and what a larger value costs."""
+
+    refused: tuple[tuple[Any, str], ...] = ()
+    """Values that the owner defines and this version does not offer, each with the reason."""
+
+    @property
+    def always_dead(self) -> bool:
+        """Whether the value never changes anything under this owner."""
+        return self.dead_when == "true"
 
     @property
     def full_name(self) -> str:

@@ -8,10 +8,9 @@ their backend is chosen) to values; :meth:`SearchSpace.resolve` makes a :class:`
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
-from autotune.contract.plan import Optimizer, Precision
+from autotune.contract.plan import Optimizer, Precision, Topology
 from autotune.space.expression import Expression
 
 
@@ -121,7 +120,10 @@ class Dropped:
 
     param: str
     value: Any
+    """The choice; for a range the part that is gone, in words; ``None`` for the whole parameter."""
     reason: str
+    topology: Topology | None = None
+    """Where it cannot hold; ``None``: nowhere."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,64 @@
+"""The numerics gate: did a configuration compute what the baseline computes?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from autotune.contract.plan import CheckPoint, Numerics
+
+LOOSEST_TOLERANCE: Final = 0.05
+"""No tolerance of a plan is taken looser than this share."""
+
+
+def first_problem(checks: Sequence[CheckPoint], numerics: Numerics) -> str | None:
+    """Return the first fault of the check iterations in words, or ``None``.
+
+    The gradient norm is compared beside the loss because a wrong gradient scale leaves the
+    first losses equal to seven digits. The first iteration, before any update, is held tightly;
+    the later ones, which follow updates, by the tolerance of the precision.
+
+    Args:
+        checks: Check iterations so far, in order; may be fewer than the reference has, so that
+            a worker can stop at the first wrong one.
+        numerics: Tolerances, and the baseline's numbers (none for the baseline itself, which
+            is then only checked for finite, positive numbers).
+    """
+    if not checks:
+        return "no check iteration recorded a loss and a gradient norm"
+    for index, check in enumerate(checks):
+        problem = _unusable("loss", check.loss, index) or _unusable(
+            "gradient norm", check.grad_norm, index
+        )
+        if problem is not None:
+            return problem
+        if index >= len(numerics.reference):
+            continue
+        reference = numerics.reference[index]
+        loss_tolerance = numerics.loss_tolerance if index else numerics.first_loss_tolerance
+        norm_tolerance = numerics.norm_tolerance if index else numerics.first_norm_tolerance
+        problem = _differs("loss", check.loss, reference.loss, loss_tolerance, index) or _differs(
+            "gradient norm", check.grad_norm, reference.grad_norm, norm_tolerance, index
+        )
+        if problem is not None:
+            return problem
+    return None
+
+
+def _unusable(what: str, value: float, index: int) -> str | None:
+    if math.isfinite(value) and value > 0:
+        return None
+    fault = "zero" if value == 0 else "negative" if math.isfinite(value) else "not finite"
+    return f"the {what} of check iteration {index + 1} is {fault} ({value!r})"
+
+
+def _differs(what: str, value: float, reference: float, tolerance: float, index: int) -> str | None:
+    allowed = min(tolerance, LOOSEST_TOLERANCE)
+    share = abs(value - reference) / abs(reference) if reference else math.inf
+    if share <= allowed:
+        return None
+    return (
+        f"the {what} of check iteration {index + 1} is {value:.8g} where the baseline has "
+        f"{reference:.8g}: {share:.2g} apart, and {allowed:.2g} is allowed"
+    )

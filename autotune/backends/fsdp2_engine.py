@@ -1,0 +1,261 @@
+"""FSDP2 in a rank: build shard by shard, step, and say what the module really holds.
+
+Read from torch 2.13 (``torch/distributed/fsdp/_fully_shard``: ``_fully_shard.py``,
+``_fsdp_state.py``, ``_fsdp_param_group.py``).
+
+*Root.* With ``reshard_after_forward`` true or a group size the root is left to torch's own rule
+(``None``): it keeps its weights after forward, because backward begins with them. With false
+nothing reshards.
+
+*Prefetch.* In forward torch overlaps one unit ahead by itself on a GPU; an explicit list issues
+the gather earlier from the host. In backward, a unit without a list prefetches the unit before it
+(``_backward_prefetch``): depth 1 is that rule. Depth 0 is an explicit list that holds only the
+unit itself, which is there already, so nothing is gathered ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from autotune.backends.base import IncompatibleConfigError, RankContext
+from autotune.backends.numberformats import TORCH_DTYPES
+from autotune.contract.outcome import ReadBackLevel
+from autotune.contract.plan import Plan
+from autotune.models import checkpointing
+from autotune.models.family import family_of
+from autotune.models.weights import WeightSource, rebuild_buffers
+
+Unit = list[nn.Module]
+"""Modules whose weights are gathered in one collective, in the order of forward."""
+
+
+class Fsdp2Engine:
+    """A sharded module and its AdamW."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        units: Sequence[Unit],
+        layers: Sequence[nn.Module],
+        embedding: nn.Module,
+        settings: Mapping[str, Any],
+    ) -> None:
+        self._module = module
+        self._units = units
+        self._layers = layers
+        self._embedding = embedding
+        self._clipping = float(settings["gradient_clipping"])
+        self._parameters = [p for p in module.parameters() if p.requires_grad]
+        options = dict(settings["optimizer"])
+        options.pop("type")
+        self._optimizer = torch.optim.AdamW(
+            self._parameters, **{**options, "betas": tuple(options["betas"])}
+        )
+        self._synchronising = True
+
+    @property
+    def model(self) -> nn.Module:
+        return self._module
+
+    @property
+    def module(self) -> nn.Module:
+        return self._module
+
+    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+        if last != self._synchronising:
+            self._module.set_requires_gradient_sync(last)  # type: ignore[operator]
+            self._synchronising = last
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def step(self) -> torch.Tensor | float:
+        gradients = [_local(p.grad) for p in self._parameters if p.grad is not None]
+        norm = _global_norm(gradients)
+        if self._clipping > 0:
+            # torch/nn/utils/clip_grad.py, clip_grads_with_norm_, on the shards themselves.
+            scale = torch.clamp(self._clipping / (norm + 1e-6), max=1.0)
+            torch._foreach_mul_(gradients, scale)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def read_back(self) -> Mapping[str, tuple[Any, ReadBackLevel]]:
+        found: dict[str, tuple[Any, ReadBackLevel]] = {
+            "fsdp2.reshard_after_forward": (self._reshard(), "live"),
+            "fsdp2.layers_per_unit": (self._layers_per_unit(), "live"),
+            "fsdp2.wrap_embeddings": (self._embeddings_wrapped(), "live"),
+            "fsdp2.forward_prefetch": (self._depth("_states_to_forward_prefetch"), "live"),
+            "fsdp2.backward_prefetch": (self._backward_depth(), "live"),
+        }
+        return found
+
+    def notes(self) -> Mapping[str, Any]:
+        return {"fsdp2_units": len(self._units) + 1}
+
+    def close(self) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def _reshard(self) -> bool | int | None:
+        """Return what all units below the root agree on; ``None`` where they do not."""
+        found = {_reshard_of(group) for unit in self._units for group in _groups(unit[0])}
+        return found.pop() if len(found) == 1 else None
+
+    def _layers_per_unit(self) -> int:
+        """Return how many layers the unit of the first layer has."""
+        first = _state(self._layers[0])
+        return sum(1 for layer in self._layers if _state(layer) is first)
+
+    def _embeddings_wrapped(self) -> bool:
+        return _state(self._embedding) is not None
+
+    def _depth(self, attribute: str) -> int:
+        return max((len(getattr(_state(unit[0]), attribute)) for unit in self._units), default=0)
+
+    def _backward_depth(self) -> int:
+        states = [_state(unit[0]) for unit in self._units]
+        lists = [state._states_to_backward_prefetch for state in states]
+        if any(targets == [state] for state, targets in zip(states, lists, strict=True)):
+            return 0
+        return max(1, *(len(targets) for targets in lists))
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    local: torch.Tensor = tensor.to_local()
+    return local
+
+
+def _global_norm(shards: list[torch.Tensor]) -> torch.Tensor:
+    """Return the L2 norm over all ranks' shards, on the device, without waiting for it.
+
+    In float64 on a CPU, where torch sums float32 squares in few lanes and loses 5e-6 of the norm
+    on a vocabulary-sized gradient; the numerics gate compares to 1e-5.
+    """
+    wide = torch.float64 if shards[0].device.type == "cpu" else torch.float32
+    norms = torch.stack(torch._foreach_norm(shards, 2, wide))
+    square = norms.square().sum()
+    dist.all_reduce(square)
+    return square.sqrt().to(torch.float32)
+
+
+def _state(module: nn.Module) -> Any:
+    from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
+
+    return _get_module_fsdp_state(module)
+
+
+def _groups(module: nn.Module) -> list[Any]:
+    state = _state(module)
+    if hasattr(state, "_fsdp_param_groups"):  # torch 2.12 and later
+        return list(state._fsdp_param_groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+
+
+def _reshard_of(group: Any) -> bool | int:
+    after = group.post_forward_mesh_info
+    if after is None:
+        return False
+    if after == group.mesh_info:
+        return True
+    return int(after.shard_mesh_size)
+
+
+def build(settings: dict[str, Any], plan: Plan, rank: RankContext) -> Fsdp2Engine:
+    """Build the model on the meta device, shard it, and fill each rank's shards by name.
+
+    Raises:
+        IncompatibleConfigError: torch refuses the configuration, or it names unknown keys.
+    """
+    if settings["unverified"]:
+        raise IncompatibleConfigError("FSDP2 has no configuration to pass unverified keys to")
+    family = family_of(plan.workload.model.family)
+    module = family.build(plan.workload.model, dtype=TORCH_DTYPES[settings["master_dtype"]])
+    source = WeightSource.of(plan.workload.model, module)
+    if plan.config.get("workload.activation_checkpointing", "none") == "full":
+        checkpointing.enable_full(module)
+    layers = list(family.layers(module))
+    knobs = settings["fully_shard"]
+    embedding, head = family.embeddings(module)
+    units = _units(layers, knobs["layers_per_unit"])
+    if knobs["wrap_embeddings"]:
+        if head.weight is embedding.weight:
+            raise IncompatibleConfigError("the output head is tied to the input embedding")
+        units = [[embedding], *units, [head]]
+    try:
+        _shard(module, units, settings, plan)
+        _set_prefetch(module, units, knobs)
+    except (ValueError, NotImplementedError) as error:
+        raise IncompatibleConfigError(f"fully_shard refuses the configuration: {error}") from error
+    module.to_empty(device=rank.device)
+    _fill(module, source, rank)
+    return Fsdp2Engine(module, units, layers, embedding, settings)
+
+
+def _units(layers: Sequence[nn.Module], size: int) -> list[Unit]:
+    return [list(layers[start : start + size]) for start in range(0, len(layers), size)]
+
+
+def _shard(
+    module: nn.Module, units: Sequence[Unit], settings: Mapping[str, Any], plan: Plan
+) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mixed = settings["mixed_precision"]
+    policy = MixedPrecisionPolicy(
+        param_dtype=TORCH_DTYPES[mixed["param_dtype"]],
+        reduce_dtype=TORCH_DTYPES[mixed["reduce_dtype"]],
+        cast_forward_inputs=mixed["cast_forward_inputs"],
+    )
+    mesh = init_device_mesh(plan.topology.device, (plan.topology.processes,))
+    reshard = settings["fully_shard"]["reshard_after_forward"]
+    for unit in units:
+        target = unit[0] if len(unit) == 1 else unit
+        fully_shard(target, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    root = False if reshard is False else None
+    fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=root)
+
+
+def _set_prefetch(module: nn.Module, units: Sequence[Unit], knobs: Mapping[str, Any]) -> None:
+    """Set explicit lists. A unit of several modules has one state, reached through any of them."""
+    heads: list[Any] = [unit[0] for unit in units]
+    root: Any = module
+    forward, backward = knobs["forward_prefetch"], knobs["backward_prefetch"]
+    if forward:
+        root.set_modules_to_forward_prefetch(heads[:forward])
+        for index, head in enumerate(heads):
+            ahead = heads[index + 1 : index + 1 + forward]
+            if ahead:
+                head.set_modules_to_forward_prefetch(ahead)
+    if backward == 0:
+        for head in [root, *heads]:
+            head.set_modules_to_backward_prefetch([head])
+    elif backward > 1:
+        root.set_modules_to_backward_prefetch(heads[::-1][:backward])
+        for index, head in enumerate(heads):
+            behind = heads[:index][::-1][:backward]
+            if behind:
+                head.set_modules_to_backward_prefetch(behind)
+
+
+def _fill(module: nn.Module, source: WeightSource, rank: RankContext) -> None:
+    """Write each parameter's by-name values into this rank's shard; one whole tensor at a time."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            sharded: Any = parameter
+            shape, offset = compute_local_shape_and_global_offset(
+                sharded.shape, sharded.device_mesh, sharded.placements
+            )
+            values = source.tensor(name, tuple(sharded.shape), device=rank.device)
+            slices = tuple(
+                slice(start, start + size) for start, size in zip(offset, shape, strict=True)
+            )
+            if 0 not in shape:
+                sharded.to_local().copy_(values[slices])
+            del values
+    rebuild_buffers(module)

@@ -1,0 +1,141 @@
+"""DeepSpeed's JSON: the backend's rendering of the measured plan, loaded by DeepSpeed itself.
+
+The backend renders the form for a trainer, whose ``gradient_accumulation_steps`` make the same
+cut as the measured schedule; the measured engine had accumulation 1 and was told the last
+micro-step (``backends/deepspeed.py``). All else is the same.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import autotune
+from autotune import registry
+from autotune.errors import EnvironmentFault, NothingToExportError
+from autotune.exporters import exactness
+from autotune.exporters.base import ExportRequest, ExportResult
+
+_BACKENDS: Final = ("zero3",)
+_ACCUMULATION: Final = (
+    "gradient_accumulation_steps is what a trainer needs; the measured engine had 1 and was told "
+    "which micro-step is the last one, which makes the same cut"
+)
+_LOAD_S: Final = 300.0
+"""Longest wait for DeepSpeed to be imported and to load the file (s)."""
+
+
+def export(request: ExportRequest) -> ExportResult:
+    """Return the JSON of a ZeRO trial; see :class:`autotune.exporters.base.Exporter`."""
+    plan = request.plan
+    if plan.backend not in _BACKENDS:
+        raise NothingToExportError(
+            f"trial {request.trial}, the best of study {request.contents.study.name!r}, ran under "
+            f"{plan.backend}, which DeepSpeed's JSON cannot say",
+            hint="this format serves studies whose best is a zero3 configuration",
+        )
+    backend = registry.load("backends", plan.backend)()
+    rendered = exactness.exact(backend.render(plan), backend.knobs)
+    _compare_with_run(request, rendered)
+    text = exactness.json_text(rendered)
+    version = load_in_deepspeed(rendered, plan.topology.processes)
+    by_tokens = plan.config.get("workload.max_tokens") is not None
+    return ExportResult(
+        files={request.file_name: text},
+        notes=_notes(request, version),
+        adaptations=() if by_tokens else (_ACCUMULATION,),
+        losses=("the cut of the global batch by tokens",) if by_tokens else (),
+        checked_with=None if version is None else f"deepspeed {version}",
+    )
+
+
+def _compare_with_run(request: ExportRequest, rendered: Mapping[str, Any]) -> None:
+    """Refuse values that differ from what was read back in the measured engine."""
+    assert request.outcome.measurement is not None, "the chosen trial was measured"
+    zero = rendered["zero_optimization"]
+    for name, value in request.outcome.measurement.read_back.items():
+        owner, _, key = name.partition(".")
+        if owner == request.plan.backend and key in zero and zero[key] != value.actual:
+            raise NothingToExportError(
+                f"{name} would be written as {zero[key]!r}, but the measured engine had "
+                f"{value.actual!r}",
+                hint="this autotune renders another file than the one that ran: search again",
+            )
+
+
+def _notes(request: ExportRequest, version: str | None) -> tuple[str, ...]:
+    plan, notes = request.plan, []
+    max_tokens = plan.config.get("workload.max_tokens")
+    batching = plan.config.get("workload.batching")
+    if max_tokens is not None:
+        notes.append(
+            f"the measured cut by max_tokens={max_tokens} cannot be said in this JSON: its batch "
+            "sizes take one row at a time; let your trainer cut micro-steps by tokens"
+        )
+    if batching not in (None, "padded"):
+        notes.append(f"batching: {batching} is done by your trainer's sampler, not by this JSON")
+    checkpointing = plan.config.get("workload.activation_checkpointing")
+    if checkpointing not in (None, "none"):
+        notes.append(
+            f"activation checkpointing ({checkpointing}) is switched on in the model "
+            "(gradient_checkpointing_enable), not by this JSON"
+        )
+    if version is None:
+        notes.append("deepspeed is not installed here, so the file was not loaded by it")
+    return tuple(notes)
+
+
+def load_in_deepspeed(rendered: Mapping[str, Any], processes: int) -> str | None:
+    """Load the configuration in DeepSpeed's own class and compare what it understood.
+
+    A process of its own, because importing DeepSpeed prints, and takes memory and seconds.
+
+    Returns:
+        DeepSpeed's version, or ``None`` if it is not installed.
+
+    Raises:
+        NothingToExportError: DeepSpeed refuses the configuration or understands another value.
+        EnvironmentFault: DeepSpeed is installed and cannot be imported.
+    """
+    if importlib.util.find_spec("deepspeed") is None:
+        return None
+    root = str(Path(autotune.__file__).parent.parent)
+    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    request = json.dumps({"config": rendered, "processes": processes})
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "autotune.exporters.deepspeed_loading"],
+            input=request,
+            capture_output=True,
+            text=True,
+            timeout=_LOAD_S,
+            check=False,
+            # The check reads a file; it must not touch the user's devices.
+            env=os.environ | {"DS_ACCELERATOR": "cpu", "PYTHONPATH": path},
+        )
+    except subprocess.TimeoutExpired as error:
+        raise EnvironmentFault(f"deepspeed did not load the file within {_LOAD_S:.0f} s") from error
+    lines = done.stdout.splitlines()
+    if done.returncode != 0 or not lines:
+        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        raise EnvironmentFault(
+            f"deepspeed is installed and cannot load a configuration: {last}",
+            hint="'python -c \"import deepspeed\"' shows what it misses",
+        )
+    answer = json.loads(lines[-1])
+    if answer["refused"] is not None:
+        raise NothingToExportError(
+            f"deepspeed {answer['version']} refuses the configuration: {answer['refused']}"
+        )
+    if answer["differences"]:
+        raise NothingToExportError(
+            f"deepspeed {answer['version']} understands the file in another way: "
+            + "; ".join(answer["differences"])
+        )
+    return str(answer["version"])

@@ -1,0 +1,96 @@
+"""Knobs of the workload: how equal work is cut into micro-steps. None of them changes the work."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from autotune.knobs.knob import Knob
+
+KNOBS: Final[tuple[Knob, ...]] = (
+    Knob(
+        owner="workload",
+        name="micro_batch",
+        type="int",
+        default=1,
+        low=1,
+        unit="rows",
+        numerics="order",
+        read_back="schedule",
+        read_from="shapes of the micro-steps that ran",
+        source="autotune/data/schedule.py",
+        meaning="Samples per micro-step and rank; more fills the device better and costs memory.",
+    ),
+    Knob(
+        owner="workload",
+        name="max_tokens",
+        type="int",
+        default=None,
+        low=1,
+        unit="tokens",
+        numerics="order",
+        read_back="schedule",
+        read_from="shapes of the micro-steps that ran",
+        source="autotune/data/schedule.py",
+        meaning="Largest micro-step in tokens, padding included; instead of micro_batch.",
+    ),
+    Knob(
+        owner="workload",
+        name="batching",
+        type="text",
+        default="padded",
+        choices=("padded", "sorted", "packed"),
+        refused=(("packed", "there is no boundary-aware packing for this model yet"),),
+        numerics="order",
+        read_back="schedule",
+        read_from="shapes of the micro-steps that ran",
+        source="autotune/data/schedule.py",
+        meaning="padded: rows in stream order; sorted: rows of like length, so less padding.",
+    ),
+    Knob(
+        owner="workload",
+        name="activation_checkpointing",
+        type="text",
+        default="none",
+        choices=("none", "full"),
+        numerics="neutral",
+        read_back="live",
+        read_from="gradient_checkpointing of each decoder layer",
+        source="transformers/modeling_utils.py",
+        meaning="full: recomputes each layer in backward; less memory for about a third more work.",
+    ),
+)
+
+WORK: Final[dict[str, str]] = {
+    "global_batch": "workload.global_batch",
+    "batch_size": "workload.global_batch",
+    "train_batch_size": "workload.global_batch",
+    "lr": "workload.optimizer.lr",
+    "learning_rate": "workload.optimizer.lr",
+    "weight_decay": "workload.optimizer.weight_decay",
+    "gradient_clipping": "workload.optimizer.gradient_clipping",
+    "max_grad_norm": "workload.optimizer.gradient_clipping",
+    "betas": "workload.optimizer.betas",
+    "eps": "workload.optimizer.eps",
+    "optimizer": "workload.optimizer",
+    "max_length": "workload.data.max_length",
+    "seq_length": "workload.data.max_length",
+    "seq_len": "workload.data.max_length",
+    "sequence_length": "workload.data.max_length",
+    "max_seq_length": "workload.data.max_length",
+    "precision": "workload.precision",
+    "mixed_precision": "workload.precision",
+    "dtype": "workload.precision",
+    "bf16": "workload.precision",
+    "fp16": "workload.precision",
+    "model": "workload.model",
+    "data": "workload.data",
+    "finetune": "workload.finetune",
+    "dropout": "the model's config.json",
+}
+"""What defines the work, and where the space file states it. Never a knob."""
+
+REFUSED: Final[dict[str, str]] = {
+    "gradient_accumulation_steps": "it follows from global_batch, micro_batch and the processes",
+    "gradient_accumulation": "it follows from global_batch, micro_batch and the processes",
+}
+"""Other names that people try, with the reason why there is no such knob."""

@@ -1,0 +1,260 @@
+"""Knobs of DeepSpeed ZeRO stage 3.
+
+Defaults and bounds are those of ``DeepSpeedZeroConfig`` (``deepspeed/runtime/zero/config.py``,
+0.19.8); a test compares them with the installed class. Where a setting is read back, and when it
+is dead, comes from ``stage3.py``, ``parameter_offload.py`` and ``partition_parameters.py`` of the
+same folder.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+from autotune.knobs.knob import Knob
+
+_CONFIG: Final = "deepspeed/runtime/zero/config.py"
+
+_FETCH: Final = (
+    Knob(
+        owner="zero3",
+        name="stage3_prefetch_bucket_size",
+        type="int",
+        default=50_000_000,
+        low=0,
+        unit="elements",
+        numerics="neutral",
+        # deepspeed/runtime/engine.py sets it to 1 itself in this case.
+        dead_when="allgather_sequential == true",
+        read_back="live",
+        read_from="optimizer.parameter_offload param coordinator: __prefetch_bucket_sz",
+        source=_CONFIG,
+        meaning="Parameters fetched ahead of use; more hides latency and costs memory. 0 is off.",
+    ),
+    Knob(
+        owner="zero3",
+        name="stage3_param_persistence_threshold",
+        type="int",
+        default=100_000,
+        low=0,
+        unit="elements",
+        numerics="neutral",
+        read_back="live",
+        read_from="optimizer.parameter_offload.param_numel_persistence_threshold",
+        source=_CONFIG,
+        meaning="Smaller parameters stay whole on every rank; more saves messages, costs memory.",
+    ),
+    Knob(
+        owner="zero3",
+        name="stage3_model_persistence_threshold",
+        type="int",
+        default=sys.maxsize,
+        low=0,
+        unit="elements",
+        numerics="neutral",
+        # deepspeed/runtime/zero/parameter_offload.py, mark_persistent_parameters: no parameter
+        # persists at a threshold of 0, so a limit on their sum limits nothing.
+        dead_when="stage3_param_persistence_threshold == 0",
+        read_back="live",
+        read_from="optimizer.parameter_offload.model_persistence_threshold",
+        source=_CONFIG,
+        meaning="Upper bound on the sum of all parameters that stay whole.",
+    ),
+    Knob(
+        owner="zero3",
+        name="stage3_max_live_parameters",
+        type="int",
+        default=1_000_000_000,
+        low=0,
+        unit="elements",
+        numerics="neutral",
+        read_back="live",
+        read_from="optimizer.parameter_offload param coordinator: __max_n_available_params",
+        source=_CONFIG,
+        meaning="Gathered parameters held per rank before release; more costs memory.",
+    ),
+    Knob(
+        owner="zero3",
+        name="stage3_max_reuse_distance",
+        type="int",
+        default=1_000_000_000,
+        low=0,
+        unit="elements",
+        numerics="neutral",
+        read_back="live",
+        read_from="optimizer.parameter_offload param coordinator: __max_reuse_dist_in_numel",
+        source=_CONFIG,
+        meaning="A parameter needed again within this distance is kept; more costs memory.",
+    ),
+    Knob(
+        owner="zero3",
+        name="stage3_module_granularity_threshold",
+        type="int",
+        default=0,
+        low=0,
+        unit="elements",
+        numerics="neutral",
+        read_back="parsed",
+        read_from="engine.zero_module_granularity_threshold()",
+        source=_CONFIG,
+        meaning="Modules with fewer parameters per descendant are fetched as one; 0 is off.",
+    ),
+    Knob(
+        owner="zero3",
+        name="allgather_sequential",
+        type="bool",
+        default=False,
+        numerics="neutral",
+        read_back="live",
+        read_from="zero.Init.allgather_sequential",
+        source=_CONFIG,
+        meaning="Gathers parameters one by one without a bucket: less memory, more messages.",
+    ),
+    Knob(
+        owner="zero3",
+        name="stage3_use_all_reduce_for_fetch_params",
+        type="bool",
+        default=False,
+        numerics="neutral",
+        # deepspeed/runtime/zero/partition_parameters.py: only the bucketed path looks at it.
+        dead_when="allgather_sequential == true",
+        read_back="live",
+        read_from="zero.Init.use_all_reduce_for_fetch_params",
+        source=_CONFIG,
+        meaning="Fetches by all-reduce of zero-filled buffers: less host work, twice the traffic.",
+    ),
+    Knob(
+        owner="zero3",
+        name="memory_efficient_linear",
+        type="bool",
+        default=True,
+        numerics="neutral",
+        read_back="effect",
+        read_from="which function torch.nn.functional.linear is",
+        source=_CONFIG,
+        meaning="A linear function that saves no gathered weight; off relies on autograd's own.",
+    ),
+)
+
+_REDUCE: Final = (
+    Knob(
+        owner="zero3",
+        name="sub_group_size",
+        type="int",
+        default=1_000_000_000,
+        low=0,
+        unit="elements",
+        numerics="neutral",
+        read_back="live",
+        read_from="optimizer.sub_group_size",
+        source=_CONFIG,
+        meaning="Parameters per optimizer tile; smaller bounds the step's memory, costs launches.",
+    ),
+    Knob(
+        owner="zero3",
+        name="reduce_bucket_size",
+        type="int",
+        default=500_000_000,
+        low=1,
+        unit="elements",
+        numerics="order",
+        read_back="live",
+        read_from="optimizer.reduce_bucket_size",
+        source=_CONFIG,
+        meaning="Gradients reduced at a time; stage 3 allocates one buffer of this size a dtype.",
+    ),
+    Knob(
+        owner="zero3",
+        name="reduce_scatter",
+        type="bool",
+        default=True,
+        numerics="order",
+        read_back="live",
+        read_from="optimizer.reduce_scatter",
+        source=_CONFIG,
+        meaning="Averages gradients by reduce-scatter; off uses all-reduce.",
+    ),
+    Knob(
+        owner="zero3",
+        name="contiguous_gradients",
+        type="bool",
+        default=True,
+        numerics="order",
+        read_back="live",
+        read_from="optimizer.contiguous_gradients",
+        source=_CONFIG,
+        meaning="Copies gradients into one buffer as they appear: less fragmentation, one copy.",
+    ),
+    Knob(
+        owner="zero3",
+        name="overlap_comm",
+        type="bool",
+        # The class says None; its validator makes that true at stage 3.
+        default=True,
+        numerics="order",
+        # There are no streams on the CPU: both settings run the same code.
+        dead_when="device == 'cpu'",
+        read_back="parsed",
+        read_from="engine.zero_overlap_comm()",
+        source=_CONFIG,
+        meaning="Reduction and all-gather on streams of their own; off makes prefetch useless.",
+    ),
+)
+
+
+def _dead(name: str, kind: str, default: object, meaning: str) -> Knob:
+    return Knob(
+        owner="zero3",
+        name=name,
+        type="int" if kind == "int" else "bool",
+        default=default,
+        low=0 if kind == "int" else None,
+        unit="elements" if kind == "int" else "",
+        numerics="neutral",
+        dead_when="true",
+        read_back="parsed",
+        read_from=f"engine.config zero_config.{name}",
+        source=_CONFIG,
+        meaning=meaning,
+    )
+
+
+_OF_OTHER_STAGES: Final = (
+    _dead("allgather_partitions", "bool", True, "Stages 1 and 2 only."),
+    _dead("allgather_bucket_size", "int", 500_000_000, "Stages 1 and 2 only."),
+    _dead("round_robin_gradients", "bool", False, "Stages 1 and 2 only."),
+    _dead("ignore_unused_parameters", "bool", True, "Stage 2 only."),
+    _dead("use_multi_rank_bucket_allreduce", "bool", True, "Stages 1 and 2 only."),
+)
+
+KNOBS: Final[tuple[Knob, ...]] = _FETCH + _REDUCE + _OF_OTHER_STAGES
+
+REFUSED: Final[dict[str, str]] = {
+    "zero_quantized_weights": "it changes the numbers, and this version does not offer it",
+    "zero_quantized_gradients": "it changes the numbers, and this version does not offer it",
+    "zero_quantized_nontrainable_weights": "it changes the numbers, and is not offered yet",
+    "offload_optimizer": "offload changes rounding, and this version does not offer it",
+    "offload_param": "offload is not offered by this version",
+    "zero_hpz_partition_size": "hierarchical partitioning is not offered by this version",
+    "stage": "the backend says it: zero3 is stage 3",
+    "zero_stage": "the backend says it: zero3 is stage 3",
+}
+"""Settings that DeepSpeed has and a space file may not name, with the reason."""
+
+RESERVED_KEYS: Final[dict[str, str]] = {
+    "train_batch_size": "the workload's global_batch says it",
+    "train_micro_batch_size_per_gpu": "the knob micro_batch says it",
+    "gradient_accumulation_steps": "global_batch, micro_batch and the processes say it",
+    "gradient_clipping": "workload.optimizer.gradient_clipping says it",
+    "optimizer": "workload.optimizer says it",
+    "scheduler": "a schedule of learning rates changes the work",
+    "fp16": "workload.precision says it",
+    "bf16": "workload.precision says it",
+    "amp": "workload.precision says it",
+    "torch_autocast": "workload.precision says it",
+    "data_types": "workload.precision says it",
+    "communication_data_type": "workload.precision says it",
+    "prescale_gradients": "it changes how gradients are scaled",
+    "gradient_predivide_factor": "it changes how gradients are scaled",
+}
+"""Keys of the engine's configuration that ``unverified`` may not set, with the reason."""

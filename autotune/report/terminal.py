@@ -1,0 +1,194 @@
+"""The report for people. Text from trials is shown as text: no markup, no control characters."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import IO, TYPE_CHECKING, Any, Final
+
+from autotune.report import document, words
+from autotune.report.advice import next_step
+from autotune.store.records import StudyContents
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_PIPE_WIDTH: Final = 160
+"""Columns where stdout is no terminal: wide enough that tables keep their words."""
+
+
+def show(contents: StudyContents, report: Mapping[str, Any], stream: IO[str] | None = None) -> None:
+    """Print the report; colours and the terminal's width only where there is a terminal."""
+    from rich.console import Console
+
+    out = stream if stream is not None else sys.stdout
+    console = Console(
+        file=out,
+        width=None if out.isatty() else _PIPE_WIDTH,
+        force_terminal=None if out.isatty() else False,
+        color_system="auto" if out.isatty() else None,
+        markup=False,
+        highlight=False,
+        emoji=False,
+    )
+    _headline(console, contents, report)
+    _changed(console, report)
+    _failures(console, contents)
+    _trials(console, report)
+    _environment(console, report)
+    for problem in report["problems"]:
+        console.print(f"! {words.plain(problem)}", style="yellow")
+
+
+def _line(console: Console, label: str, text: str, style: str = "") -> None:
+    from rich.text import Text
+
+    console.print(Text.assemble((f"{label:<10}", "dim"), (words.plain(text), style)))
+
+
+def _headline(console: Console, contents: StudyContents, report: Mapping[str, Any]) -> None:
+    baseline, best = report["baseline"], report["best"]
+    _line(console, "study", f"{report['study']}  ({contents.study.space_file})")
+    first, *more = words.verdict_lines(report)
+    _line(console, "result", first, "bold")
+    for line in more:
+        _line(console, "", line)
+    outside = "  [outside the ranges of params]" if baseline["outside_space"] else ""
+    if baseline["trial"] is not None:
+        text = f"trial {baseline['trial']}: {words.time_text(baseline['s_per_it'])}"
+        _line(console, "baseline", text + _launches(baseline) + outside)
+    if best["trial"] is not None and best["trial"] != baseline["trial"]:
+        text = f"trial {best['trial']}: {words.time_text(best['s_per_it'])}"
+        _line(console, "best", text + _launches(best))
+        memory = best["peak_memory_bytes"]
+        if memory is not None:
+            peaks = (words.bytes_text(memory[key]) for key in ("timed", "worst_case"))
+            _line(console, "memory", "peak {} timed, {} worst case".format(*peaks))
+    _line(console, "trials", words.counts_text(report["counts"]))
+    _projection(console, report)
+
+
+def _launches(configuration: Mapping[str, Any]) -> str:
+    count = configuration["num_launches"]
+    return f", {count} launches" if count > 1 else ""
+
+
+def _projection(console: Console, report: Mapping[str, Any]) -> None:
+    projection = report["projection"]
+    if projection is None:
+        return
+    device = "GPU-hours" if report["topology"]["device"] == "cuda" else "process-hours"
+    for label in ("baseline", "best"):
+        hours = projection[label]
+        if hours is not None:
+            text = (
+                f"{label}: {hours['hours']:.2f} h, {hours['device_hours']:.2f} {device} for all "
+                f"{projection['num_samples']:,} samples"
+            )
+            _line(console, "whole data", text)
+
+
+def _table(title: str, *columns: tuple[str, str]) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    for name, justify in columns:
+        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    return table
+
+
+def _row(table: Table, *cells: str) -> None:
+    from rich.text import Text
+
+    table.add_row(*(Text(words.plain(cell)) for cell in cells))
+
+
+def changed_settings(report: Mapping[str, Any]) -> tuple[tuple[str, Any, Any], ...]:
+    """Settings of the best that differ from the baseline: (full name, baseline's, best's)."""
+    old, new = report["baseline"]["config"], report["best"]["config"]
+    names = sorted(old.keys() | new.keys())
+    return tuple((n, old.get(n), new.get(n)) for n in names if old.get(n) != new.get(n))
+
+
+def _changed(console: Console, report: Mapping[str, Any]) -> None:
+    if report["best"]["trial"] in (None, report["baseline"]["trial"]):
+        return
+    table = _table(
+        "Changed settings", ("setting", "left"), ("baseline", "right"), ("best", "right")
+    )
+    for name, old, new in changed_settings(report):
+        _row(table, name, words.value_text(old), words.value_text(new))
+    console.print(table)
+
+
+def _failures(console: Console, contents: StudyContents) -> None:
+    groups = document.failures(contents)
+    if not groups:
+        return
+    table = _table("Failures", ("trials", "right"), ("kind", "left"), ("what to try", "left"))
+    for group in groups:
+        _row(table, str(group.count), group.kind, next_step(group.kind, group.reason))
+    console.print(table)
+    for group in groups:
+        _line(console, "", f"{group.kind}: {group.reason}")
+        if group.log is not None:
+            # Printed whole on one line, so that it can be copied.
+            console.print(f"          log: {words.plain(group.log)}", soft_wrap=True)
+
+
+def _trials(console: Console, report: Mapping[str, Any]) -> None:
+    if not report["trials"]:
+        return
+    table = _table(
+        "Trials",
+        ("trial", "right"),
+        ("origin", "left"),
+        ("s/it", "right"),
+        ("tokens/s", "right"),
+        ("peak", "right"),
+        ("state", "left"),
+        ("params", "left"),
+    )
+    for trial in report["trials"]:
+        _row(table, *_trial_cells(trial))
+    console.print(table)
+
+
+def _trial_cells(trial: Mapping[str, Any]) -> tuple[str, ...]:
+    seconds, tokens = trial["s_per_it"], trial["tokens_per_s"]
+    flags = [
+        text
+        for key, text in (
+            ("unsteady", "unsteady"),
+            ("other_context", "not comparable"),
+            ("outside_space", "outside the space"),
+        )
+        if trial[key]
+    ]
+    state = trial["kind"] or trial["state"]
+    params = ", ".join(f"{k}={words.value_text(v)}" for k, v in trial["params"].items())
+    return (
+        str(trial["number"]),
+        trial["origin"],
+        "–" if seconds is None else f"{seconds:.4g}",
+        "–" if tokens is None else f"{tokens:,.0f}",
+        words.bytes_text(trial["peak_memory_bytes"]),
+        ", ".join([state, *flags]),
+        params,
+    )
+
+
+def _environment(console: Console, report: Mapping[str, Any]) -> None:
+    found, topology = report["environment"], report["topology"]
+    packages = found.get("packages", {})
+    versions = ", ".join(f"{name} {version}" for name, version in packages.items())
+    _line(console, "versions", f"python {found.get('python', '?')}, {versions}")
+    gpus = found.get("gpus") or []
+    device = gpus[0]["name"] if gpus else found.get("cpu", topology["device"])
+    _line(
+        console,
+        "machine",
+        f"{topology['processes']} processes on {topology['nodes']} node(s), {device}",
+    )

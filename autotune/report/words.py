@@ -1,0 +1,104 @@
+"""The result in words, from the report document."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def verdict_lines(report: Mapping[str, Any]) -> tuple[str, ...]:
+    """Say what was found; the first line is the answer."""
+    best, trial = report["best"], report["best"]["trial"]
+    verdict, baseline = best["verdict"], report["baseline"]["trial"]
+    if verdict == "none_feasible":
+        return ("No valid configuration was found.", *_baseline_failed(report))
+    if verdict == "keep_baseline":
+        return ("Keep your baseline: nothing was faster than it beyond noise.",)
+    if verdict == "tie":
+        other = "your baseline" if trial == baseline else f"trial {trial}"
+        return (
+            f"Tie: no difference that launches could tell apart; it goes to {other}.",
+            *_ratio_line(best),
+        )
+    if verdict == "faster":
+        return (f"Trial {trial} is {speedup_text(best)} your baseline.",)
+    return _unconfirmed(report)
+
+
+def _unconfirmed(report: Mapping[str, Any]) -> tuple[str, ...]:
+    best, trial = report["best"], report["best"]["trial"]
+    state = "The search is running." if report["running"] else "The search was not finished."
+    if trial is None:
+        return (f"{state} Nothing was measured yet.",)
+    if trial == report["baseline"]["trial"]:
+        return (f"{state} So far nothing is faster than your baseline.",)
+    if best["speedup"] is None:
+        return (
+            f"{state} Fastest so far is trial {trial}; the baseline has no valid time.",
+            *_baseline_failed(report),
+        )
+    ratio = best["speedup"]["ratio"]
+    return (f"{state} Fastest so far is trial {trial}, {ratio:.2f}×, not confirmed yet.",)
+
+
+def _baseline_failed(report: Mapping[str, Any]) -> tuple[str, ...]:
+    number = report["baseline"]["trial"]
+    for trial in report["trials"]:
+        if trial["number"] == number and trial["state"] == "failed":
+            return (f"The baseline itself failed ({trial['kind']}): {trial['reason']}",)
+    return ()
+
+
+def speedup_text(best: Mapping[str, Any]) -> str:
+    """``1.68× as fast as (95 % interval 1.66 … 1.70)``."""
+    speedup = best["speedup"]
+    if speedup is None:
+        return "not comparable with"
+    text = f"{speedup['ratio']:.2f}× as fast as"
+    if speedup["low"] is None or speedup["high"] is None:
+        return text
+    return f"{text} (95 % interval {speedup['low']:.2f} … {speedup['high']:.2f})"
+
+
+def _ratio_line(best: Mapping[str, Any]) -> tuple[str, ...]:
+    if best["speedup"] is None or best["speedup"]["low"] is None:
+        return ()
+    speedup = best["speedup"]
+    return (
+        f"Measured {speedup['ratio']:.3f}× (95 % interval {speedup['low']:.3f} … "
+        f"{speedup['high']:.3f}) of the baseline's speed.",
+    )
+
+
+def time_text(seconds: Mapping[str, float] | None) -> str:
+    """``0.770 s/it (0.765 … 0.776)``."""
+    if seconds is None:
+        return "no valid time"
+    return f"{seconds['median']:.4g} s/it ({seconds['low']:.4g} … {seconds['high']:.4g})"
+
+
+def value_text(value: Any) -> str:
+    """A setting as people read it: whole numbers in full with separators."""
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "–"}[value]
+    if isinstance(value, int):
+        return f"{value:,}"
+    return str(value)
+
+
+def bytes_text(count: int | None) -> str:
+    """A number of bytes in GiB or MiB."""
+    if count is None:
+        return "–"
+    gib = count / 1024**3
+    return f"{gib:.2f} GiB" if gib >= 1 else f"{count / 1024**2:.0f} MiB"
+
+
+def counts_text(counts: Mapping[str, int]) -> str:
+    """``37 measured, 3 oom_device``."""
+    return ", ".join(f"{count} {kind}" for kind, count in counts.items())
+
+
+def plain(text: str) -> str:
+    """Text from trials without control characters, so that a log cannot drive the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else "�" for c in text)

@@ -1,0 +1,87 @@
+"""What makes two configurations, domains or spaces the same: keys, labels and fingerprints."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from autotune.contract import jsonfile
+from autotune.knobs.knob import Knob
+from autotune.space.expression import Expression
+from autotune.space.model import Choices, Domain, IntRange
+
+
+def label(value: Any) -> str:
+    """Return the stable text of a choice: ``8``, ``true``, ``none``, ``full``, ``[0.9,0.95]``."""
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return "none"
+    return jsonfile.canonical(value)
+
+
+def dead_knobs(
+    values: Mapping[str, Any], knobs: Iterable[Knob], facts: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Return the full names in ``values`` whose value changes nothing.
+
+    Args:
+        values: Full knob name to value.
+        knobs: The tables of the backend and the workload.
+        facts: ``processes`` and ``device``.
+    """
+    dead = []
+    for knob in knobs:
+        if knob.full_name not in values or knob.dead_when is None:
+            continue
+        siblings = {
+            name.partition(".")[2]: value
+            for name, value in values.items()
+            if name.startswith(f"{knob.owner}.")
+        }
+        if _parsed(knob.dead_when).evaluate({**facts, **values, **siblings}):
+            dead.append(knob.full_name)
+    return tuple(dead)
+
+
+@functools.cache
+def _parsed(text: str) -> Expression:
+    return Expression.parse(text)
+
+
+def config_key(backend: str, values: Mapping[str, Any], dead: Iterable[str]) -> str:
+    """Return the canonical key: a digest of what is live."""
+    skipped = set(dead)
+    live = {name: value for name, value in values.items() if name not in skipped}
+    return jsonfile.digest({"backend": backend, "values": live})
+
+
+def domain_meaning(domain: Domain) -> dict[str, Any]:
+    """Return a domain as plain data; the order of choices has no meaning."""
+    if isinstance(domain, Choices):
+        pairs = sorted(zip(domain.labels, domain.values, strict=True), key=lambda pair: pair[0])
+        return {"choices": [value for _, value in pairs]}
+    meaning: dict[str, Any] = {
+        "type": "int" if isinstance(domain, IntRange) else "float",
+        "low": domain.low,
+        "high": domain.high,
+        "log": domain.log,
+        "step": domain.step,
+        "also": sorted(domain.also),
+    }
+    return meaning
+
+
+def domain_words(domain: Domain) -> str:
+    """Return a domain in words: ``choices [1, 2]``, ``1000 … 500000 log, also 0``."""
+    if isinstance(domain, Choices):
+        return f"choices [{', '.join(domain.labels)}]"
+    words = f"{domain.low} … {domain.high}"
+    if domain.log:
+        words += " log"
+    if domain.step not in (None, 1):
+        words += f" step {domain.step}"
+    if domain.also:
+        words += f", also {', '.join(str(value) for value in domain.also)}"
+    return words

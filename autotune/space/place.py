@@ -1,0 +1,36 @@
+"""Where something stands in a space file."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from autotune.errors import SpaceError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Place:
+    """A line and a column, both from 1, of a file or of an override."""
+
+    file: str
+    line: int = 1
+    column: int = 1
+    override: str | None = None
+    """``KEY`` of the ``--set KEY=VALUE`` that put it there. Errors then point to the start of the
+    file, as every error about a space starts with a place in it, and name the override."""
+
+    def error(self, message: str, *, hint: str | None = None) -> SpaceError:
+        """Return the error to raise for a fault here."""
+        if self.override is not None:
+            message = f"--set {self.override}: {message}"
+        return SpaceError(message, file=self.file, line=self.line, column=self.column, hint=hint)
+
+    def shifted(self, columns: int) -> Place:
+        """The place some columns to the right."""
+        if self.override is not None:
+            return self
+        return dataclasses.replace(self, column=self.column + columns)
+
+    @property
+    def words(self) -> str:
+        """``line 7``, or ``--set KEY``."""
+        return f"line {self.line}" if self.override is None else f"--set {self.override}"

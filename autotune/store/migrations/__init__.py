@@ -1,0 +1,1 @@
+"""Alembic's scripts for our tables; run by :mod:`autotune.store.schema`."""

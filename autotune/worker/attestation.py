@@ -1,0 +1,129 @@
+"""Is the plan in effect? What the running engine holds, beside what was asked for."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from autotune.backends.base import Engine
+from autotune.contract.outcome import ReadBack, ReadBackLevel
+from autotune.contract.plan import Plan
+from autotune.worker.failures import NotInEffectFault
+
+if TYPE_CHECKING:
+    import torch
+
+    from autotune.data.stream import TokenStream
+    from autotune.models.family import ModelFamily
+
+
+def read_engine(plan: Plan, engine: Engine) -> dict[str, ReadBack]:
+    """Return the backend's knobs, the environment's, and checkpointing, as they are now."""
+    found = dict(engine.read_back())
+    found["workload.activation_checkpointing"] = (_checkpointing(engine.module), "live")
+    for name in plan.config:
+        owner, _, variable = name.partition(".")
+        if owner == "env":
+            found[name] = (_typed(os.environ.get(variable), plan.config[name]), "live")
+    return {
+        name: ReadBack(requested=plan.config[name], actual=actual, level=level)
+        for name, (actual, level) in found.items()
+        if name in plan.config
+    }
+
+
+def read_schedule(plan: Plan, stream: TokenStream, rank: int) -> dict[str, ReadBack]:
+    """Return the workload's knobs as the micro-batches of this rank have them."""
+    shapes: list[tuple[int, int]] = []
+    for index, batch in enumerate(plan.schedule.batches):
+        tensors = stream.micro_batches(index)
+        steps = batch.ranks[rank].micro_steps
+        shapes += [
+            (int(tensor.input_ids.shape[0]), int(tensor.input_ids.shape[1]))
+            for tensor, step in zip(tensors, steps, strict=True)
+            if step.samples
+        ]
+    found: dict[str, Any] = {"workload.batching": _batching(plan)}
+    rows, limit = plan.config.get("workload.micro_batch"), plan.config.get("workload.max_tokens")
+    if rows is not None:
+        different = {count for count, _ in shapes} - {rows}
+        found["workload.micro_batch"] = max(different, default=rows)
+    if limit is not None:
+        largest = max((count * length for count, length in shapes), default=0)
+        found["workload.max_tokens"] = limit if largest <= limit else largest
+    return {
+        name: ReadBack(requested=plan.config[name], actual=actual, level="schedule")
+        for name, actual in found.items()
+        if name in plan.config
+    }
+
+
+def require_in_effect(plan: Plan, read_back: dict[str, ReadBack], *, owners: set[str]) -> None:
+    """Check the knobs of ``owners`` that the plan wants verified.
+
+    Raises:
+        NotInEffectFault: One differs, or could not be read; the message names all of them.
+    """
+    faults = []
+    for name in plan.verify:
+        if name.partition(".")[0] not in owners or plan.config.get(name) is None:
+            continue
+        entry = read_back.get(name)
+        if entry is None:
+            faults.append(f"{name} = {plan.config[name]!r} could not be read back")
+        elif not entry.in_effect:
+            faults.append(
+                f"{name} was set to {entry.requested!r}, but the engine has {entry.actual!r}"
+                f" ({_LEVELS[entry.level]})"
+            )
+    if faults:
+        raise NotInEffectFault("; ".join(faults))
+
+
+_LEVELS: dict[ReadBackLevel, str] = {
+    "live": "its live state",
+    "parsed": "its parsed configuration",
+    "effect": "seen by what it does",
+    "schedule": "the micro-steps that ran",
+}
+
+
+def implementations(family: ModelFamily, engine: Engine) -> dict[str, str]:
+    """Return each layer type's implementation in the live model."""
+    return dict(family.implementations(engine.module))
+
+
+def _checkpointing(module: torch.nn.Module) -> str:
+    from autotune.models import checkpointing
+
+    try:
+        return "full" if checkpointing.is_active(module) else "none"
+    except ValueError:
+        return "some layers"
+
+
+def _batching(plan: Plan) -> str:
+    """Return the order in which the samples really stand, where it contradicts the plan."""
+    lengths = plan.workload.samples.lengths
+    for batch in plan.schedule.batches:
+        steps = [rank.micro_steps for rank in batch.ranks]
+        dealt = [step for turn in zip(*steps, strict=True) for step in turn]
+        order = [index for step in dealt for index in step.samples]
+        in_order = order == sorted(order)
+        longest_first = all(
+            lengths[a] >= lengths[b] for a, b in zip(order, order[1:], strict=False)
+        )
+        if plan.schedule.batching == "padded" and not in_order:
+            return "sorted"
+        if plan.schedule.batching == "sorted" and not longest_first:
+            return "padded"
+    return plan.schedule.batching
+
+
+def _typed(text: str | None, requested: Any) -> Any:
+    """Return a variable's text as the type that was asked for, where it is that value."""
+    if text is None or isinstance(requested, str):
+        return text
+    if isinstance(requested, bool):
+        return requested if text == str(int(requested)) else text
+    return requested if text == str(requested) else text

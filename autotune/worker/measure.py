@@ -1,0 +1,170 @@
+"""Check, warm-up, timed window and memory probe of a built engine.
+
+*Garbage collection.* Objects of the build are frozen out of later collections and automatic
+collection is off while iterations are timed: a collection of some 100 ms at a random place would
+be noise of the measuring, not a property of the configuration. The young generation is collected
+at each cycle's end, outside the marks, so that reference cycles cannot hold memory for long.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import math
+import time
+from collections.abc import Sequence
+
+import torch
+
+from autotune.analysis import numerics, timing
+from autotune.contract.outcome import RankStatus
+from autotune.contract.plan import CheckPoint, Plan
+from autotune.worker import timing as rules
+from autotune.worker.failures import NumericsFault
+from autotune.worker.heartbeat import Heartbeat
+from autotune.worker.memory import MemoryMeter
+from autotune.worker.step import Iteration, Stepper
+
+
+@dataclasses.dataclass(kw_only=True)
+class Timed:
+    """Iterations of one phase: seconds on this rank and on the slowest one, and losses."""
+
+    mine_s: list[float] = dataclasses.field(default_factory=list)
+    slowest_s: list[float] = dataclasses.field(default_factory=list)
+    losses: list[float] = dataclasses.field(default_factory=list)
+    """Mean token loss over the global batch."""
+    norms: list[float] = dataclasses.field(default_factory=list)
+
+
+class Meter:
+    """Runs the phases between build and teardown on one rank."""
+
+    def __init__(
+        self, plan: Plan, stepper: Stepper, memory: MemoryMeter, device: torch.device, beat: Heartbeat
+    ) -> None:
+        self._plan = plan
+        self._stepper = stepper
+        self._memory = memory
+        self._marks = rules.marks_for(device)
+        self._heart = beat
+        self._cycle = len(plan.schedule.batches)
+        self._done = 0
+        self.warmup = Timed()
+        self.timed = Timed()
+        self.checks: list[CheckPoint] = []
+        self.window_s = 0.0
+        self.steady = False
+        self.status: RankStatus = "measured"
+        self.peak_timed = 0
+        self.peak_worst = 0
+
+    @property
+    def unsteady(self) -> bool:
+        """Whether warm-up did not settle, or mean and median of the window part."""
+        return not self.steady or timing.is_unsteady(self.timed.slowest_s, self._cycle)
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds of warm-up beyond the steady time of the same batches."""
+        return rules.compile_seconds(self.warmup.mine_s, self.timed.mine_s, self._cycle)
+
+    def check(self) -> None:
+        """Run the check iterations one by one and compare them with the baseline's.
+
+        Raises:
+            NumericsFault: A loss or a norm is wrong; on every rank alike.
+        """
+        self._heart.enter("check")
+        for _ in range(self._plan.measuring.check_iterations):
+            self._run(1, self.warmup)
+            self.checks.append(
+                CheckPoint(loss=self.warmup.losses[-1], grad_norm=self.warmup.norms[-1])
+            )
+            problem = numerics.first_problem(self.checks, self._plan.numerics)
+            if problem is not None:
+                raise NumericsFault(problem)
+
+    def warm_up(self) -> None:
+        """Run whole cycles until two agree or the limit is reached."""
+        self._heart.enter("warmup")
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        rest = -len(self.warmup.mine_s) % self._cycle
+        if rest:
+            self._run(rest, self.warmup)
+        while True:
+            state = rules.warm(self.warmup.slowest_s, self._cycle, self._plan.measuring)
+            if state != "no":
+                self.steady = state == "yes"
+                return
+            self._run(self._cycle, self.warmup)
+
+    def measure(self) -> None:
+        """Time whole cycles until the plan's rules end the window."""
+        self._heart.enter("measure")
+        start = time.perf_counter()
+        verdict: rules.Verdict = "go_on"
+        while verdict == "go_on":
+            self._run(self._cycle, self.timed)
+            verdict = rules.window(self.timed.slowest_s, self._cycle, self._plan.measuring)
+        self.window_s = time.perf_counter() - start
+        self.status = "stopped_early" if verdict == "slower" else "measured"
+        self.peak_timed = self._memory.peak_bytes()
+
+    def probe(self) -> None:
+        """Run the worst-case micro-step for its memory.
+
+        Raises:
+            TrialFault: It does not fit with its margin (``oom_device`` or ``oom_host``).
+        """
+        self._heart.enter("probe")
+        gc.enable()
+        self._memory.reset()
+        self._stepper.probe(self._plan.schedule.micro_steps)
+        self.peak_worst = max(self.peak_timed, self._memory.peak_bytes())
+        # No rank leaves while another still needs it for its own probe.
+        self._stepper.exchange([float(self.peak_worst)])
+        fault = self._memory.fault(self.peak_worst, self._plan.memory_margin_share)
+        if fault is not None:
+            raise fault
+
+    def _run(self, count: int, into: Timed) -> None:
+        """Run ``count`` iterations, then let the ranks exchange times, losses and norms."""
+        self._marks.mark()
+        results: list[Iteration] = []
+        for index in range(self._done, self._done + count):
+            results.append(self._stepper.iterate(index))
+            self._marks.mark()
+        seconds = self._marks.take()
+        losses = _numbers([result.loss for result in results])
+        norms = _numbers([result.grad_norm for result in results])
+        everyone = self._stepper.exchange([*seconds, *losses, *norms])
+        times, mean_losses, all_norms = everyone.split(count, dim=1)
+        into.mine_s += seconds
+        into.slowest_s += times.max(dim=0).values.tolist()
+        into.losses += mean_losses.mean(dim=0).tolist()
+        into.norms += all_norms.max(dim=0).values.tolist()
+        self._done += count
+        self._heart.beat(self._done)
+        if not gc.isenabled():
+            gc.collect(1)
+        if self._heart.phase != "check":
+            _require_finite(into.losses[-count:], into.norms[-count:], self._done - count)
+
+
+def _numbers(values: Sequence[torch.Tensor | float]) -> list[float]:
+    """Return scalars as floats, with one transfer for all that lie on the device."""
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    if len(tensors) == len(values):
+        return torch.stack([t.detach().float().reshape(()) for t in tensors]).double().tolist()
+    return [float(value) for value in values]
+
+
+def _require_finite(losses: Sequence[float], norms: Sequence[float], first: int) -> None:
+    for offset, (loss, norm) in enumerate(zip(losses, norms, strict=True)):
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise NumericsFault(
+                f"iteration {first + offset + 1} has loss {loss!r} and gradient norm {norm!r}"
+            )

@@ -1,0 +1,279 @@
+"""One rank of one trial, from the plan to its record.
+
+Whatever happens, the rank leaves ``rank-N.json``: a measurement, or the first error with its
+kind, phase and iteration. The caller ends the process with the returned code at once
+(``os._exit``): a peer that waits in a collective then sees the connection close.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from autotune.contract.folder import AttemptFolder
+from autotune.contract.outcome import RankMeasurement, RankRecord, RankStatus, ReadBack
+from autotune.contract.plan import Plan
+from autotune.errors import AutotuneError, EnvironmentFault
+from autotune.worker.failures import Interrupted, PlanMismatchFault, rank_error
+from autotune.worker.heartbeat import Heartbeat
+from autotune.worker.termination import TerminationWatch
+
+if TYPE_CHECKING:
+    import torch
+
+    from autotune.backends.base import Engine
+    from autotune.worker.measure import Meter
+
+DONE: Final = 0
+FAILED: Final = 1
+UNWRITABLE: Final = EnvironmentFault.exit_code
+TERMINATED: Final = 143
+TEARDOWN_S: Final = 5.0
+"""Longest wait for the process group to close; the process ends anyway."""
+
+
+def run_rank(folder: Path, rank: int) -> int:
+    """Run rank ``rank`` of the trial in ``folder`` and return the exit code of its process.
+
+    0: measured (or stopped early as clearly slower); 1: failed, the record says how; 3: the
+    record could not be written.
+    """
+    session = _Session(AttemptFolder(folder), rank)
+    with TerminationWatch(session.terminate):
+        return session.run()
+
+
+class _Session:
+    def __init__(self, folder: AttemptFolder, rank: int) -> None:
+        self._folder = folder
+        self._rank = rank
+        self._started_at = time.time()
+        self._heart = Heartbeat(folder.heartbeat_file(rank))
+        self._digest = ""
+        self._lock = threading.Lock()
+        self._recorded = False
+
+    def run(self) -> int:
+        """Run all phases and write the record."""
+        self._heart.enter("launch")
+        try:
+            plan = self._folder.read_plan()
+            self._digest = plan.digest
+            status, measurement = self._trial(plan)
+        except BaseException as error:  # whatever ends a rank is recorded
+            return self._fail(error)
+        return self._record(status, measurement=measurement)
+
+    def terminate(self) -> None:
+        """Record that the trial was stopped from outside, and end the process."""
+        self._record("failed", error=Interrupted("the trial was stopped by a signal"))
+        os._exit(TERMINATED)
+
+    def _trial(self, plan: Plan) -> tuple[RankStatus, RankMeasurement]:
+        self._heart.enter("init")
+        import torch
+
+        from autotune import registry
+        from autotune.backends.base import RankContext
+        from autotune.data.stream import TokenStream
+        from autotune.models.family import family_of
+        from autotune.worker import attestation, memory, rendezvous
+        from autotune.worker.measure import Meter
+        from autotune.worker.step import Stepper
+
+        place = _prepare(plan, self._rank)
+        rendezvous.init_process_group(plan, self._rank, folder=self._folder.path)
+        _compare_digests(plan, place.device)
+        meter_memory = memory.meter_for(place.device, place.local_processes)
+
+        self._heart.enter("build")
+        backend = registry.load("backends", plan.backend)()
+        context = RankContext(rank=self._rank, local_rank=place.local_rank, device=place.device)
+        engine: Engine = backend.build(plan, context)
+        family = family_of(plan.workload.model.family)
+        vocabulary = family.vocab_size(plan.workload.model.config)
+        stream = TokenStream(
+            plan.workload, plan.schedule, self._rank, vocabulary, place.device
+        )
+        stream.prepare()
+        read_back = attestation.read_engine(plan, engine)
+        attestation.require_in_effect(plan, read_back, owners={plan.backend, "env"})
+        torch.manual_seed(plan.workload.model.seed)
+        meter_memory.reset()
+
+        stepper = Stepper(
+            engine=engine,
+            family=family,
+            stream=stream,
+            processes=plan.topology.processes,
+            device=place.device,
+        )
+        meter = Meter(plan, stepper, meter_memory, place.device, self._heart)
+        meter.check()
+        read_back |= attestation.read_schedule(plan, stream, self._rank)
+        attestation.require_in_effect(plan, read_back, owners={"workload"})
+        meter.warm_up()
+        meter.measure()
+        meter.probe()
+
+        self._heart.enter("teardown")
+        notes = {**place.notes, **engine.notes(), "gc": "collected at cycle ends, untimed"}
+        measurement = _measurement(
+            meter,
+            limit=meter_memory.limit_bytes,
+            read_back=read_back,
+            implementations=attestation.implementations(family, engine),
+            notes=notes,
+        )
+        _tear_down(engine)
+        return meter.status, measurement
+
+    def _fail(self, error: BaseException) -> int:
+        import traceback
+
+        traceback.print_exception(error)
+        return self._record("failed", error=error)
+
+    def _record(
+        self,
+        status: RankStatus,
+        *,
+        measurement: RankMeasurement | None = None,
+        error: BaseException | None = None,
+    ) -> int:
+        """Write the record, once: the first to come decides what this rank says."""
+        with self._lock:
+            if self._recorded:
+                return FAILED
+            self._recorded = True
+            try:
+                self._folder.write_rank(self._make_record(status, measurement, error))
+            except AutotuneError as problem:
+                print(f"rank {self._rank} left no record: {problem}", file=sys.stderr)
+                return UNWRITABLE
+        return DONE if error is None else FAILED
+
+    def _make_record(
+        self,
+        status: RankStatus,
+        measurement: RankMeasurement | None,
+        error: BaseException | None,
+    ) -> RankRecord:
+        phase, iteration = self._heart.phase, self._heart.iteration
+        described = None
+        if error is not None:
+            counted = phase in ("check", "warmup", "measure", "probe")
+            described = rank_error(error, phase=phase, iteration=iteration if counted else None)
+        return RankRecord(
+            rank=self._rank,
+            pid=os.getpid(),
+            plan_digest=self._digest,
+            status=status,
+            phase=phase,
+            started_at=self._started_at,
+            ended_at=time.time(),
+            phase_s=self._heart.finish(),
+            error=described,
+            measurement=measurement,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Place:
+    """Where this rank runs."""
+
+    device: torch.device
+    local_rank: int
+    local_processes: int
+    notes: dict[str, Any]
+
+
+def _prepare(plan: Plan, rank: int) -> _Place:
+    """Bind the device, set threads and seeds."""
+    import torch
+
+    local_rank = int(os.environ.setdefault("LOCAL_RANK", str(rank)))
+    topology = plan.topology
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", topology.processes // topology.nodes))
+    os.environ.setdefault("RANK", str(rank))
+    os.environ.setdefault("WORLD_SIZE", str(topology.processes))
+    os.environ.update(plan.environment)
+    notes: dict[str, Any] = {}
+    if topology.device == "cuda":
+        torch.cuda.set_device(local_rank)
+        device = torch.device("cuda", local_rank)
+        notes["device"] = torch.cuda.get_device_name(device)
+    else:
+        device = torch.device("cpu")
+    # A site's own setting stands; without one, ranks on one host share its cores.
+    if not os.environ.get("OMP_NUM_THREADS", "").isdecimal():
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // max(1, local)))
+    notes["threads"] = torch.get_num_threads()
+    notes["torch"] = str(torch.__version__)
+    random.seed(plan.workload.model.seed)
+    torch.manual_seed(plan.workload.model.seed)
+    return _Place(device=device, local_rank=local_rank, local_processes=local, notes=notes)
+
+
+def _compare_digests(plan: Plan, device: torch.device) -> None:
+    """Let every rank see every plan's hash.
+
+    Raises:
+        PlanMismatchFault: They differ.
+    """
+    import torch
+    import torch.distributed as dist
+
+    mine = torch.tensor(list(bytes.fromhex(plan.digest)), dtype=torch.uint8, device=device)
+    theirs = [torch.empty_like(mine) for _ in range(plan.topology.processes)]
+    dist.all_gather(theirs, mine)
+    different = [rank for rank, other in enumerate(theirs) if not torch.equal(other, mine)]
+    if different:
+        raise PlanMismatchFault(
+            f"the plan here has hash {plan.digest[:12]}…, and rank {different[0]} read another one"
+        )
+
+
+def _measurement(
+    meter: Meter,
+    *,
+    limit: int,
+    read_back: dict[str, ReadBack],
+    implementations: dict[str, str],
+    notes: dict[str, Any],
+) -> RankMeasurement:
+    return RankMeasurement(
+        warmup_s=tuple(meter.warmup.mine_s),
+        iteration_s=tuple(meter.timed.mine_s),
+        window_s=meter.window_s,
+        unsteady=meter.unsteady,
+        checks=tuple(meter.checks),
+        final_loss=meter.timed.losses[-1],
+        peak_timed_bytes=meter.peak_timed,
+        peak_worst_case_bytes=meter.peak_worst,
+        memory_limit_bytes=limit,
+        compile_s=meter.compile_s,
+        read_back=read_back,
+        implementations=implementations,
+        notes=notes,
+    )
+
+
+def _tear_down(engine: Engine) -> None:
+    """Close engine and process group; a peer that died must not hold this rank up."""
+
+    def close() -> None:
+        import torch.distributed as dist
+
+        engine.close()
+        dist.destroy_process_group()
+
+    thread = threading.Thread(target=close, name="teardown", daemon=True)
+    thread.start()
+    thread.join(TEARDOWN_S)

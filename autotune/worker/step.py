@@ -1,0 +1,80 @@
+"""One iteration: the micro-steps of a global batch, their loss, and the update."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from autotune.backends.base import Engine
+from autotune.data.stream import MicroBatch, TokenStream
+from autotune.models.family import ModelFamily
+from autotune.models.loss import token_loss_sum
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Iteration:
+    """What one iteration leaves, still on the device."""
+
+    loss: torch.Tensor
+    """This rank's ``Σ L · W / N``, so that the mean over ranks is the mean token loss."""
+    grad_norm: torch.Tensor | float
+    """Global norm before clipping."""
+
+
+class Stepper:
+    """Runs iterations of the stream on one rank."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        family: ModelFamily,
+        stream: TokenStream,
+        processes: int,
+        device: torch.device,
+    ) -> None:
+        self._engine = engine
+        self._family = family
+        self._stream = stream
+        self._processes = processes
+        self._device = device
+
+    def iterate(self, index: int) -> Iteration:
+        """Run iteration ``index`` of the stream. Never waits for the device by itself."""
+        batches = self._stream.micro_batches(index)
+        scale = self._processes / self._stream.target_tokens(index)
+        total = torch.zeros((), dtype=torch.float32, device=self._device)
+        for number, batch in enumerate(batches, start=1):
+            total += self._micro_step(batch, scale, last=number == len(batches))
+        return Iteration(loss=total, grad_norm=self._engine.step())
+
+    def probe(self, micro_steps: int) -> None:
+        """Run the worst-case micro-step, twice where an iteration has several, and update.
+
+        The first of several holds gradients that are not reduced yet, the last one reduces:
+        both are needed to see the most that an iteration can take.
+        """
+        batch = self._stream.worst_case()
+        scale = 1.0 / max(1, int(batch.labels.numel()))
+        for number in range(min(2, micro_steps), 0, -1):
+            self._micro_step(batch, scale, last=number == 1)
+        self._engine.step()
+
+    def exchange(self, values: Sequence[float]) -> torch.Tensor:
+        """Return every rank's ``values`` as ranks × values (float64, on the host)."""
+        mine = torch.tensor(list(values), dtype=torch.float64, device=self._device)
+        theirs = [torch.empty_like(mine) for _ in range(self._processes)]
+        dist.all_gather(theirs, mine)
+        return torch.stack(theirs).cpu()
+
+    def _micro_step(self, batch: MicroBatch, scale: float, *, last: bool) -> torch.Tensor:
+        logits = self._family.logits(self._engine.model, batch)
+        loss = token_loss_sum(logits, batch.labels) * scale
+        self._engine.backward(loss, last=last)
+        return loss.detach()

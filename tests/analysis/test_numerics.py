@@ -1,0 +1,83 @@
+import dataclasses
+import math
+
+import pytest
+
+from autotune.analysis.numerics import first_problem
+from autotune.contract.plan import CheckPoint, Numerics
+
+REFERENCE = (
+    CheckPoint(loss=6.2436699, grad_norm=0.93449),
+    CheckPoint(loss=6.0747996, grad_norm=0.78568),
+    CheckPoint(loss=5.9479620, grad_norm=0.82467),
+)
+GATE = Numerics(
+    reference=REFERENCE,
+    first_loss_tolerance=1e-5,
+    first_norm_tolerance=1e-4,
+    loss_tolerance=1e-4,
+    norm_tolerance=1e-3,
+)
+BASELINE_GATE = dataclasses.replace(GATE, reference=())
+
+
+def changed(index, **values):
+    checks = list(REFERENCE)
+    checks[index] = dataclasses.replace(checks[index], **values)
+    return checks
+
+
+def test_equal_numbers_pass():
+    assert first_problem(REFERENCE, GATE) is None
+    assert first_problem(REFERENCE, BASELINE_GATE) is None
+
+
+def test_a_wrong_gradient_scale_is_caught_though_the_loss_agrees():
+    """The loss alone is no gate: with a norm four times off it agreed to 2e-7."""
+    problem = first_problem(changed(0, loss=6.2436710, grad_norm=4 * 0.93449), GATE)
+    assert problem is not None
+    assert problem.startswith("the gradient norm of check iteration 1 is 3.73796 ")
+    assert "0.93449" in problem
+    assert "3 apart" in problem
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("gate", [GATE, BASELINE_GATE])
+def test_numbers_that_are_not_finite_fail_also_without_a_reference(value, gate):
+    assert "loss of check iteration 2 is not finite" in first_problem(changed(1, loss=value), gate)
+    assert "gradient norm of check iteration 3 is not finite" in first_problem(
+        changed(2, grad_norm=value), gate
+    )
+
+
+@pytest.mark.parametrize("gate", [GATE, BASELINE_GATE])
+def test_zero_and_negative_numbers_fail(gate):
+    assert "loss of check iteration 1 is zero" in first_problem(changed(0, loss=0.0), gate)
+    assert "gradient norm of check iteration 1 is zero" in first_problem(
+        changed(0, grad_norm=0.0), gate
+    )
+    assert "is negative" in first_problem(changed(0, loss=-1.0), gate)
+
+
+def test_the_first_iteration_is_held_tighter_than_the_later_ones():
+    factor = 1 + 5e-5
+    assert first_problem(changed(0, loss=6.2436699 * factor), GATE) is not None
+    assert first_problem(changed(1, loss=6.0747996 * factor), GATE) is None
+    assert first_problem(changed(1, loss=6.0747996 * (1 + 2e-4)), GATE) is not None
+
+
+def test_the_first_fault_in_time_is_the_reason():
+    checks = changed(1, loss=9.0)
+    checks[2] = CheckPoint(loss=math.nan, grad_norm=1.0)
+    assert "loss of check iteration 2 is 9 " in first_problem(checks, GATE)
+
+
+def test_no_tolerance_is_looser_than_five_percent():
+    loose = dataclasses.replace(GATE, first_loss_tolerance=0.5)
+    assert first_problem(changed(0, loss=6.2436699 * 1.06), loose) is not None
+    assert first_problem(changed(0, loss=6.2436699 * 1.04), loose) is None
+
+
+def test_a_worker_may_ask_after_each_iteration_but_none_is_no_pass():
+    assert first_problem(REFERENCE[:1], GATE) is None
+    assert first_problem((), GATE) is not None

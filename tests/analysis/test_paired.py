@@ -1,0 +1,153 @@
+"""The comparison is judged by simulated launches of the noise that is stated in docs/."""
+
+import math
+import random
+import statistics
+
+import pytest
+
+from autotune.analysis import paired, timing
+
+ROUNDS = 5
+REPEATS = 1000
+CYCLE = 4
+
+
+def launch(draw, true_s, *, drift, iterations=40, spikes=0.02):
+    """One launch: 1 % noise per iteration, 0.5 % offset per launch, spikes of 1.5 times."""
+    offset = draw.gauss(1, 0.005)
+    times = [
+        true_s * (1 + drift) * offset * draw.gauss(1, 0.01) * (1.5 if draw.random() < spikes else 1)
+        for _ in range(iterations)
+    ]
+    typical = statistics.fmean(timing.batch_medians(times, CYCLE))
+    return paired.Launch(mean_s=statistics.fmean(times), typical_s=typical)
+
+
+def rounds(draw, baseline_s, candidate_s, *, drift=0.03, **noise):
+    launches = 2 * ROUNDS
+    sides = ([], [])
+    for i in range(launches):
+        true_s = candidate_s if i % 2 else baseline_s
+        sides[i % 2].append(launch(draw, true_s, drift=drift * i / (launches - 1), **noise))
+    return sides
+
+
+def by_means(baseline, candidate):
+    return paired.compare([x.mean_s for x in baseline], [x.mean_s for x in candidate])
+
+
+@pytest.mark.parametrize("iterations", [24, 40])
+@pytest.mark.parametrize("compare", [by_means, paired.compare_launches])
+def test_identical_configurations_seldom_have_a_winner(compare, iterations):
+    draw, repeats = random.Random(11), 3 * REPEATS
+    found = [compare(*rounds(draw, 0.8, 0.8, iterations=iterations)) for _ in range(repeats)]
+    assert sum(c.verdict_hint != "tie" for c in found) / repeats <= 0.07
+    assert sum(c.verdict_hint == "faster" for c in found) / repeats <= 0.035
+
+
+@pytest.mark.parametrize("iterations", [24, 40])
+def test_a_true_difference_of_three_percent_is_found(iterations):
+    draw = random.Random(12)
+    found = [
+        paired.compare_launches(*rounds(draw, 0.8, 0.8 / 1.03, iterations=iterations))
+        for _ in range(REPEATS)
+    ]
+    assert sum(c.verdict_hint == "faster" for c in found) / REPEATS >= 0.98
+    assert sum(c.ratio for c in found) / REPEATS == pytest.approx(1.03, abs=0.001)
+
+
+def test_means_alone_find_it_less_often():
+    draw = random.Random(12)
+    found = [by_means(*rounds(draw, 0.8, 0.8 / 1.03)) for _ in range(REPEATS)]
+    assert 0.80 <= sum(c.verdict_hint == "faster" for c in found) / REPEATS <= 0.95
+    assert sum(c.ratio for c in found) / REPEATS == pytest.approx(1.03, abs=0.002)
+
+
+@pytest.mark.parametrize("compare", [by_means, paired.compare_launches])
+def test_the_interval_covers_the_truth(compare):
+    draw = random.Random(13)
+    found = [compare(*rounds(draw, 0.8, 0.8 / 1.10)) for _ in range(REPEATS)]
+    assert 0.93 <= sum(c.low <= 1.10 <= c.high for c in found) / REPEATS <= 0.98
+
+
+def test_spikes_of_the_candidate_alone_count_against_it():
+    """Typically 3 % faster, but a fifth of its iterations take half as long again."""
+    draw = random.Random(14)
+    wrong = 0
+    for _ in range(200):
+        baseline, _ = rounds(draw, 0.8, 0.8)
+        _, candidate = rounds(draw, 0.8, 0.8 / 1.03, spikes=0.20)
+        wrong += paired.compare_launches(baseline, candidate).verdict_hint == "faster"
+    assert wrong == 0
+
+
+def test_strong_drift_alone_makes_no_winner():
+    """Every launch is 4 % slower than the one before: the candidate, always second, is not."""
+    times = [1.04**i for i in range(10)]
+    comparison = paired.compare(times[0::2], times[1::2])
+    assert comparison.ratio == pytest.approx(1.0)
+    assert comparison.verdict_hint == "tie"
+
+
+def test_an_exact_difference_is_recovered_under_drift():
+    baseline = [1.00 * 1.01 ** (2 * i) for i in range(5)]
+    candidate = [0.80 * 1.01 ** (2 * i + 1) for i in range(5)]
+    comparison = paired.compare(baseline, candidate)
+    assert comparison.ratio == pytest.approx(1.25)
+    assert comparison.low == pytest.approx(1.25)
+    assert (comparison.verdict_hint, comparison.rounds) == ("faster", 5)
+
+
+def test_a_slower_candidate_is_called_slower():
+    comparison = paired.compare([1.0, 1.01, 1.0, 0.99], [1.2, 1.21, 1.19, 1.2])
+    assert comparison.verdict_hint == "slower"
+    assert comparison.high < 1
+
+
+def test_swapping_the_roles_inverts_the_ratio():
+    one = paired.compare([1.0, 1.02, 0.99], [0.9, 0.91, 0.92])
+    other = paired.compare([0.9, 0.91, 0.92], [1.0, 1.02, 0.99])
+    assert one.ratio > 1.05
+    assert other.ratio < 0.95
+
+
+def test_one_round_claims_nothing():
+    comparison = paired.compare([2.0], [1.0])
+    assert comparison.ratio == 2.0
+    assert (comparison.low, comparison.high, comparison.verdict_hint) == (None, None, "tie")
+
+
+def test_two_rounds_need_a_gross_difference():
+    assert paired.compare([1.0, 1.01], [0.99, 0.98]).verdict_hint == "tie"
+    gross = paired.compare([1.0, 1.01], [0.5, 0.502])
+    assert gross.verdict_hint == "faster"
+
+
+def test_a_closing_baseline_launch_is_used():
+    comparison = paired.compare([1.0, 1.1, 1.2], [1.05, 1.15])
+    assert comparison.ratio == pytest.approx(1.0, abs=3e-3)
+    assert comparison.low is not None
+    assert comparison.verdict_hint == "tie"
+
+
+def test_equal_times_are_a_tie():
+    comparison = paired.compare([0.3] * 5, [0.3] * 5)
+    assert comparison.ratio == 1.0
+    assert comparison.verdict_hint == "tie"
+
+
+@pytest.mark.parametrize(
+    ("baseline", "candidate"),
+    [
+        ([], []),
+        ([1.0], []),
+        ([1.0], [1.0, 1.0]),
+        ([1.0] * 4, [1.0] * 2),
+        ([0.0], [1.0]),
+        ([1.0], [math.nan]),
+    ],
+)
+def test_what_is_no_alternating_comparison_is_refused(baseline, candidate):
+    with pytest.raises(ValueError):
+        paired.compare(baseline, candidate)
