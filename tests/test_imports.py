@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from autotune import registry
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "autotune"
 HEAVY = ("torch", "transformers", "deepspeed", "optuna", "ray")
@@ -19,7 +21,13 @@ LIGHT_PACKAGES = (
     "analysis", "backends", "cli", "contract", "data", "exporters", "knobs", "launchers",
     "report", "space", "store",
 )  # fmt: skip
-WHOSE_PURPOSE_IS_TORCH = {"autotune.data.stream", "autotune.data.tokenise"}
+RUN_IN_RANKS = {
+    "autotune.data.stream", "autotune.data.tokenise", "autotune.data.tokens",
+    "autotune.backends.fsdp2_engine", "autotune.backends.numberformats",
+    "autotune.backends.zero3_engine",
+}  # fmt: skip
+"""Modules of light packages whose whole purpose is to use torch; no other may reach them."""
+NEEDED_BY_THE_COORDINATOR = ("autotune.models.presets", "autotune.models.resolve")
 
 
 def loaded_after(code: str, *, folder: Path) -> set[str]:
@@ -56,10 +64,26 @@ def test_the_programs_own_answers_load_nothing_heavy(arguments, tmp_path):
     assert not loaded & {*HEAVY, "rich", "sqlalchemy", "alembic", "yaml"}
 
 
+def importing(names):
+    return "import importlib\n" + "\n".join(f"importlib.import_module({name!r})" for name in names)
+
+
 @pytest.mark.parametrize("package", LIGHT_PACKAGES)
 def test_a_light_package_loads_no_heavy_library(package, tmp_path):
-    names = [name for name in modules_of(package) if name not in WHOSE_PURPOSE_IS_TORCH]
-    code = "import importlib\n" + "\n".join(f"importlib.import_module({n!r})" for n in names)
+    names = [
+        name
+        for name in modules_of(package)
+        if name not in RUN_IN_RANKS and ".migrations" not in name  # those run inside Alembic
+    ]
+    assert not loaded_after(importing(names), folder=tmp_path) & set(HEAVY)
+
+
+def test_what_the_coordinator_needs_of_the_replaceable_parts_is_light(tmp_path):
+    """It validates, renders and counts FLOPs without an engine."""
+    registered = [
+        value.partition(":")[0] for kind in registry.BUILTIN.values() for value in kind.values()
+    ]
+    code = importing([*registered, *NEEDED_BY_THE_COORDINATOR])
     assert not loaded_after(code, folder=tmp_path) & set(HEAVY)
 
 

@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from autotune import __version__
-from autotune.errors import AutotuneError, EnvironmentFault, InterruptedSearch
+from autotune.errors import AutotuneError, EnvironmentFault, InterruptedSearch, SpaceError
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "search": ("autotune.cli.search", "Find the fastest valid configuration of a space file."),
@@ -153,7 +153,9 @@ def _report(error: BaseException, *, debug: bool) -> int:
     if debug:
         traceback.print_exception(error, file=sys.stderr)
     told = _as_told(error)
-    print(f"autotune: {told.message}", file=sys.stderr)
+    # A fault in a space file starts with its place, as compilers print it and editors read it.
+    prefix = "" if isinstance(told, SpaceError) else "autotune: "
+    print(f"{prefix}{told.message}", file=sys.stderr)
     if told.hint:
         print(f"  {told.hint}", file=sys.stderr)
     return told.exit_code

@@ -92,7 +92,7 @@ def test_wrong_usage_of_a_command_exits_2(with_command, capsys):
         (errors.InputError("no study 'x'", hint="see autotune status"), 2,
          "autotune: no study 'x'\n  see autotune status\n"),
         (errors.SpaceError("bad range", file="z.yaml", line=3, column=7), 2,
-         "autotune: z.yaml:3:7: bad range\n"),
+         "z.yaml:3:7: bad range\n"),
         (errors.EnvironmentFault("disk"), 3, "autotune: disk\n"),
         (errors.NothingFeasibleError("none"), 1, "autotune: none\n"),
         (errors.InterruptedSearch("stopped"), 130, "autotune: stopped\n"),
