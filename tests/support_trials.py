@@ -99,7 +99,8 @@ def make_plan(
         tokenizer=None,
         max_length=max_length,
         seed=0,
-        num_samples=global_batch * batches,
+        global_batch=global_batch,
+        distinct_batches=batches,
         vocab_size=model.config["vocab_size"],
         folder=None,
     )

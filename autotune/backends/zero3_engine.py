@@ -128,10 +128,12 @@ def build(config: dict[str, Any], plan: Plan, rank: RankContext) -> Zero3Engine:
 
     _quiet(deepspeed)
     module = family_of(plan.workload.model.family).build(
-        plan.workload.model, dtype=plan.workload.precision.compute
+        plan.workload.model, dtype=TORCH_DTYPES[plan.workload.precision.compute]
     )
     if plan.config.get("workload.activation_checkpointing", "none") == "full":
         checkpointing.enable_full(module)
+    # Without it zero.Init parses the configuration as if there were one process.
+    deepspeed.init_distributed()
     try:
         init = _partition(module, config, plan, rank)
         engine, *_ = deepspeed.initialize(model=module, config=config)

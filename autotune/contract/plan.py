@@ -78,6 +78,10 @@ class Samples:
     """JSON file with the token ids and labels of each sample; ``None`` for synthetic ones."""
     token_file_sha256: str | None = None
     """Hash of ``token_file``'s bytes, compared by every rank."""
+    dataset_samples: int | None = None
+    """Samples in the user's whole file, for the projected time; ``None`` for synthetic ones."""
+    truncated: int = 0
+    """How many samples of the stream were longer than ``max_length`` and lost their end."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

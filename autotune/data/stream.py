@@ -31,7 +31,7 @@ class MicroBatch:
     """``None``: counted from 0 in each row (a packed micro-step has its own)."""
     labels: torch.Tensor
     """int64, rows × length, already shifted: the label of a position is the next token, or
-    :data:`IGNORED` at a sample's last token, at padding, in a filler and before untrained tokens."""
+    :data:`IGNORED`: at a sample's last token, at padding, in a filler, before untrained tokens."""
 
 
 class TokenStream:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from autotune import registry
-from autotune.contract.plan import DType, Model
+from autotune.contract.plan import Model
 from autotune.errors import InputError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class ModelFamily(Protocol):
     def flops_per_token(self, config: Mapping[str, Any], lengths: Sequence[int]) -> float:
         """Model FLOPs of forward and backward per real token, for samples of these lengths."""
 
-    def build(self, model: Model, *, dtype: DType) -> torch.nn.Module:
+    def build(self, model: Model, *, dtype: torch.dtype) -> torch.nn.Module:
         """Return the library's causal language model on the meta device, in training mode."""
 
     def layers(self, module: torch.nn.Module) -> Sequence[torch.nn.Module]:
@@ -80,7 +80,7 @@ def family_of(name: str) -> ModelFamily:
     Raises:
         InputError: There is none.
     """
-    return cast(ModelFamily, registry.load("models", name)())
+    return cast("ModelFamily", registry.load("models", name)())
 
 
 def find_family(config: Mapping[str, Any], where: str) -> ModelFamily:

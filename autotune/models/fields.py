@@ -1,5 +1,7 @@
-"""Reading the fields of a ``config.json`` with checks, so that a fault stops the search before
-anything starts and not a trial on every rank."""
+"""Reading the fields of a ``config.json`` with checks.
+
+A fault stops the search before anything starts, instead of a trial on every rank.
+"""
 
 from __future__ import annotations
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from autotune.contract.plan import DType, Model
+from autotune.contract.plan import Model
 from autotune.models import qwen3_shape
 from autotune.models.family import Batch
 
@@ -34,7 +35,7 @@ class Qwen3Family:
     def flops_per_token(self, config: Mapping[str, Any], lengths: Sequence[int]) -> float:
         return qwen3_shape.flops_per_token(config, lengths)
 
-    def build(self, model: Model, *, dtype: DType) -> torch.nn.Module:
+    def build(self, model: Model, *, dtype: torch.dtype) -> torch.nn.Module:
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -42,10 +43,9 @@ class Qwen3Family:
         fields = copy.deepcopy(model.config)
         config = AutoConfig.for_model(fields.pop("model_type"), **fields)
         config.use_cache = False
-        torch_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
         with torch.device("meta"):
             module: torch.nn.Module = AutoModelForCausalLM.from_config(
-                config, attn_implementation="sdpa", dtype=torch_dtype
+                config, attn_implementation="sdpa", dtype=dtype
             )
         return module.train()
 
@@ -56,21 +56,18 @@ class Qwen3Family:
         return _decoder(module).embed_tokens, _causal(module).lm_head
 
     def implementations(self, module: torch.nn.Module) -> dict[str, str]:
-        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
         from autotune.models.loss import token_loss_sum
 
-        layers = self.layers(module)
-        attention = {
-            _path(ALL_ATTENTION_FUNCTIONS[layer.self_attn.config._attn_implementation])  # type: ignore[union-attr,index]
-            for layer in layers
-        }
-        norms = [(layer.input_layernorm, layer.self_attn.q_norm) for layer in layers]  # type: ignore[union-attr]
-        norm_modules = [norm for pair in norms for norm in pair] + [_decoder(module).norm]
+        layers: list[Any] = list(self.layers(module))
+        attention = {_attention_function(layer.self_attn) for layer in layers}
+        norms = [_decoder(module).norm]
+        for layer in layers:
+            norms += [layer.input_layernorm, layer.post_attention_layernorm]
+            norms += [layer.self_attn.q_norm, layer.self_attn.k_norm]
         return {
             "attention": " + ".join(sorted(attention)),
-            "norm": " + ".join(sorted({_path(norm.forward) for norm in norm_modules})),
-            "mlp": " + ".join(sorted({_path(layer.mlp.forward) for layer in layers})),  # type: ignore[union-attr]
+            "norm": " + ".join(sorted({_path(norm.forward) for norm in norms})),
+            "mlp": " + ".join(sorted({_path(layer.mlp.forward) for layer in layers})),
             "loss": _path(token_loss_sum),
         }
 
@@ -97,6 +94,15 @@ def _causal(module: torch.nn.Module) -> Any:
 
 def _decoder(module: torch.nn.Module) -> Any:
     return _causal(module).model
+
+
+def _attention_function(attention: Any) -> str:
+    """The function that this attention layer will call, looked up as its ``forward`` does."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    modeling = sys.modules[type(attention).__module__]
+    name = attention.config._attn_implementation
+    return _path(ALL_ATTENTION_FUNCTIONS.get_interface(name, modeling.eager_attention_forward))
 
 
 def _path(function: Any) -> str:

@@ -212,4 +212,5 @@ def flops_per_token(config: Mapping[str, Any], lengths: Sequence[int]) -> float:
     if num_sliding:
         window = config["sliding_window"]
         keys += num_sliding * sum(attended_keys(length, window) for length in lengths)
-    return 6.0 * (config["num_hidden_layers"] * layer + head) + per_key * keys / tokens
+    flops: float = 6.0 * (config["num_hidden_layers"] * layer + head) + per_key * keys / tokens
+    return flops

@@ -37,7 +37,11 @@ class WeightSource:
 
     @classmethod
     def of(cls, model: Model, module: torch.nn.Module) -> WeightSource:
-        """Read names, kinds and ties from ``module``, as the family built it (not yet wrapped)."""
+        """Read names, kinds and ties from ``module``: as the family built it, or wrapped in place.
+
+        Ties are taken from the library's own record as well as from shared parameters:
+        ``to_empty`` gives every module a parameter of its own.
+        """
         first_name: dict[int, str] = {}
         canonical: dict[str, str] = {}
         starts: dict[str, Start] = {}
@@ -49,6 +53,8 @@ class WeightSource:
             padding = getattr(owner, "padding_idx", None)
             if padding is not None:
                 zero_rows[name] = padding
+        for target, source in (getattr(module, "all_tied_weights_keys", None) or {}).items():
+            canonical[target] = canonical[source]
         return cls(
             seed=model.seed,
             std=float(model.config["initializer_range"]),

@@ -1,0 +1,134 @@
+"""Find and end every process of a trial, also those that left its process group.
+
+Each rank carries the variable ``AUTOTUNE_TRIAL`` with the job's id, and so does whatever it
+starts. Linux shows in ``/proc/PID/environ`` the memory that held the variables when the program
+was executed, so a forked rank overwrites the placeholder there (see ``worker/rank_process.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+MARKER: Final = "AUTOTUNE_TRIAL"
+MARKER_LENGTH: Final = 32
+"""Characters of a job id; the placeholder in a server's environment is as long."""
+
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_CHILD_SUBREAPER: Final = 36
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when ``parent`` dies; end now if it already has.
+
+    The kernel watches the *thread* that forked, so the parent must have forked in a thread that
+    stays (``man 2 PR_SET_PDEATHSIG``).
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of its descendants' orphans, so that it can reap them."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def marker_of(pid: int) -> str | None:
+    """Return the job that a process belongs to, if it carries a marker."""
+    prefix = f"{MARKER}=".encode("ascii")
+    for variable in _variables(pid):
+        if variable.startswith(prefix):
+            return variable[len(prefix) :].decode("ascii", "replace")
+    return None
+
+
+def find_marked(job: str) -> list[int]:
+    """Return the pids of all live processes of this user that carry the job's marker."""
+    needle = f"{MARKER}={job}".encode("ascii")
+    return [pid for pid in _own_processes() if needle in _variables(pid)]
+
+
+def _own_processes() -> list[int]:
+    me, uid = os.getpid(), os.geteuid()
+    found: list[int] = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdecimal() and int(entry.name) != me:
+            with contextlib.suppress(OSError):
+                if entry.stat().st_uid == uid:
+                    found.append(int(entry.name))
+    return found
+
+
+def _variables(pid: int) -> list[bytes]:
+    # A zombie has no memory and so no variables: it is not found, which is right.
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def kill(pids: Iterable[int]) -> None:
+    """SIGKILL processes; those that are gone already are no error."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def kill_marked(job: str, *, limit_s: float) -> bool:
+    """SIGKILL all processes with the job's marker until none is left.
+
+    Returns:
+        Whether all were gone within ``limit_s`` seconds.
+    """
+    deadline = time.monotonic() + limit_s
+    while pids := find_marked(job):
+        kill(pids)
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def children() -> list[int]:
+    """Return the pids of this process's children, ended but unreaped ones included.
+
+    For a process with one thread.
+    """
+    me = os.getpid()
+    try:
+        return [int(p) for p in Path(f"/proc/{me}/task/{me}/children").read_text().split()]
+    except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
+        return [pid for pid in _own_processes() if _parent_of(pid) == me]
+
+
+def _parent_of(pid: int) -> int:
+    try:
+        # The second field, the program's name, may hold spaces and parentheses.
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+    except (OSError, IndexError):
+        return 0
+
+
+def thread_count() -> int:
+    """Return the number of OS threads of this process."""
+    return sum(1 for _ in os.scandir("/proc/self/task"))
+
+
+def resident_bytes() -> int:
+    """Return the resident size of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

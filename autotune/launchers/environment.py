@@ -1,0 +1,203 @@
+"""The environment of a trial's processes: inherited, less what another launcher left behind.
+
+Dropped are the variables by which launchers tell ranks who they are. They would make a trial
+believe that it belongs to the job from which ``autotune`` was started:
+
+- ``RANK``, ``WORLD_SIZE``, ``LOCAL_*``, ``MASTER_*``, ``GROUP_RANK``, ``ROLE_RANK`` and their
+  likes, and ``TORCHELASTIC_*`` (torchrun),
+- ``ACCELERATE_*`` and ``FSDP_*`` (``accelerate launch`` configures the engine with them),
+- step-level ``SLURM_*``: what ``srun`` sets for one task (``SLURM_PROCID``, ``SLURM_STEP_ID``, …);
+  the allocation's own variables stay,
+- ``AUTOTUNE_TRIAL`` and this program's other variables of a rank.
+
+All else reaches every rank as it is: the site's settings (``NCCL_NVLS_ENABLE``,
+``TORCH_SYMM_MEM_DISABLE_MULTICAST``, ``NVSHMEM_DISABLE_NVLS``) and secrets. Only the *names* of
+what was dropped are recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Final, Literal
+
+from autotune.contract.plan import Plan
+from autotune.contract.processes import MARKER, MARKER_LENGTH
+
+_DROPPED_NAMES: Final = frozenset(
+    {
+        "RANK",
+        "WORLD_SIZE",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "ROLE_RANK",
+        "ROLE_NAME",
+        "ROLE_WORLD_SIZE",
+        "CROSS_RANK",
+        "CROSS_SIZE",
+        MARKER,
+        "AUTOTUNE_LISTEN_FD",
+        # srun, "OUTPUT ENVIRONMENT VARIABLES": those of a step or of one of its tasks.
+        "SLURM_PROCID",
+        "SLURM_LOCALID",
+        "SLURM_NODEID",
+        "SLURM_GTIDS",
+        "SLURM_TASK_PID",
+        "SLURM_LAUNCH_NODE_IPADDR",
+        "SLURM_SRUN_COMM_HOST",
+        "SLURM_SRUN_COMM_PORT",
+        "SLURM_UMASK",
+        "SLURM_CPU_BIND",
+        "SLURM_DISTRIBUTION",
+    }
+)
+_DROPPED_PREFIXES: Final = (
+    "LOCAL_",
+    "MASTER_",
+    "TORCHELASTIC_",
+    "ACCELERATE_",
+    "FSDP_",
+    "SLURM_STEP",
+    "SLURM_CPU_BIND_",
+)
+
+THREAD_VARIABLES: Final = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "RAYON_NUM_THREADS",
+)
+"""Variables that libraries read when they are loaded to size their thread pools."""
+
+_CACHES: Final = {
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TORCH_EXTENSIONS_DIR": "extensions",
+    "TILELANG_CACHE_DIR": "tilelang",
+}
+
+_LATE_NAMES: Final = frozenset({"CUDA_DEVICE_MAX_CONNECTIONS", "OMP_NUM_THREADS"})
+_LATE_PREFIXES: Final = ("NCCL_", "GLOO_")
+
+
+def is_dropped(name: str) -> bool:
+    """Whether a variable of the parent is kept from a trial's processes."""
+    return name in _DROPPED_NAMES or name.startswith(_DROPPED_PREFIXES)
+
+
+def inherited(parent: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return what is inherited of ``parent``, and the names of what is not, sorted."""
+    kept = {name: value for name, value in parent.items() if not is_dropped(name)}
+    return kept, tuple(sorted(set(parent) - set(kept)))
+
+
+def child_environment(
+    parent: Mapping[str, str], plan: Plan, *, cores: int
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the environment that the ranks of ``plan`` share, and the names that were dropped.
+
+    Args:
+        parent: The coordinator's environment.
+        plan: Its ``environment`` wins over what is inherited.
+        cores: Processors this machine lets us use; they are divided among the ranks for
+            ``OMP_NUM_THREADS`` unless the user set it.
+    """
+    environment, dropped = inherited(parent)
+    per_node = max(1, plan.topology.processes // plan.topology.nodes)
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, cores // per_node)))
+    environment.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if plan.topology.nodes == 1:
+        # One node needs no network: nothing of a trial listens where others can reach it.
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        environment.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    environment |= device_environment(environment, plan.topology.device)
+    environment |= plan.environment
+    return environment, dropped
+
+
+def device_environment(parent: Mapping[str, str], device: Literal["cpu", "cuda"]) -> dict[str, str]:
+    """Return the variables that keep a CPU study off the accelerators of its host.
+
+    ``DS_ACCELERATOR`` (``deepspeed/accelerator/real_accelerator.py``) is read when DeepSpeed is
+    imported, so the fork server needs it as well as the ranks.
+    """
+    if device != "cpu":
+        return {}
+    return {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": parent.get("DS_ACCELERATOR", "cpu")}
+
+
+def server_environment(
+    parent: Mapping[str, str], *, device: Literal["cpu", "cuda"], package_root: Path | None
+) -> dict[str, str]:
+    """Return the environment of a fork server.
+
+    One thread in every library (a child of a process with threads can hang), no CUDA context
+    for the question whether there is a device (``torch/cuda/__init__.py``, ``is_available``),
+    and room for the marker that each rank writes over the placeholder.
+    """
+    environment, _ = inherited(parent)
+    environment |= dict.fromkeys(THREAD_VARIABLES, "1")
+    environment["TOKENIZERS_PARALLELISM"] = "false"
+    environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    environment |= device_environment(environment, device)
+    environment[MARKER] = "-" * MARKER_LENGTH
+    return with_package(environment, package_root)
+
+
+def with_package(environment: Mapping[str, str], package_root: Path | None) -> dict[str, str]:
+    """Return the environment with ``package_root`` importable, from whatever folder it is run.
+
+    Args:
+        environment: Not changed.
+        package_root: Folder that holds the package; ``None`` when every interpreter finds it.
+    """
+    result = dict(environment)
+    if package_root is not None:
+        present = result.get("PYTHONPATH")
+        parts = present.split(os.pathsep) if present else []
+        if str(package_root) not in parts:
+            result["PYTHONPATH"] = os.pathsep.join([str(package_root), *parts])
+    return result
+
+
+def with_caches(environment: Mapping[str, str], runs: Path) -> dict[str, str]:
+    """Return the environment with compilers' caches below ``runs``, unless the user set them.
+
+    Caches outlive trials and studies. Each node has its own (writers on several nodes corrupt
+    one on a shared disk), and so has each set of versions.
+    """
+    folder = runs / ".cache" / socket.gethostname() / _versions()
+    result = dict(environment)
+    for name, part in _CACHES.items():
+        result.setdefault(name, str(folder / part))
+    return result
+
+
+@cache
+def _versions() -> str:
+    parts = [f"python{sys.version_info.major}.{sys.version_info.minor}"]
+    for package in ("torch", "triton", "deepspeed"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            parts.append(f"{package}{importlib.metadata.version(package)}")
+    return "-".join(parts)
+
+
+def read_at_import(plan: Plan) -> tuple[str, ...]:
+    """Return the plan's variables that a preloaded library may already have read.
+
+    A trial that sets one starts cold: in a forked rank the value would come too late.
+    """
+    return tuple(
+        name
+        for name in sorted(plan.environment)
+        if name not in _LATE_NAMES and not name.startswith(_LATE_PREFIXES)
+    )

@@ -1,0 +1,80 @@
+"""What a fork server imports before it forks: all that a trial would import, and no device.
+
+The list is fixed, plus what each backend and each model family names in its ``preload``. A
+module that is missing is reported, never fatal: the rank meets the same error with its place.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from autotune import registry
+
+COMMON: Final = (
+    "torch",
+    "torch.distributed",
+    "torch.distributed.fsdp",
+    "torch.distributed.device_mesh",
+    "torch.utils.checkpoint",
+    "torch.optim.adamw",
+    "transformers",
+    "safetensors.torch",
+    # Imported at the first use of an optimizer or of checkpointing by some decorator; about 2 s
+    # of `deepspeed.initialize` otherwise.
+    "torch._dynamo",
+    "torch._dynamo.repro.after_aot",
+    "torch._inductor.compile_fx",
+    "functorch.compile",
+)
+
+
+def modules_for(
+    backends: Sequence[str], extra: Iterable[str]
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the modules to import for ``backends``, in order, and what could not be looked up."""
+    names: list[str] = list(COMMON)
+    missing: dict[str, str] = {}
+    wanted = [("backends", backend) for backend in backends]
+    wanted += [("models", family) for family in registry.names("models")]
+    for kind, name in wanted:
+        try:
+            part = registry.load(kind, name)  # type: ignore[arg-type]
+        except Exception as error:  # another package's module may fail in any way
+            missing[f"{kind}:{name}"] = _reason(error)
+            continue
+        names.extend(getattr(part, "preload", ()))
+        if kind == "models":
+            names.append(f"transformers.models.{name}.modeling_{name}")
+    names.extend(extra)
+    return tuple(dict.fromkeys(names)), missing
+
+
+def preload(names: Iterable[str]) -> tuple[int, dict[str, str]]:
+    """Import ``names``; return how many there are now, and what failed and why."""
+    count = 0
+    missing: dict[str, str] = {}
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # an optional package may fail in any way
+            missing[name] = _reason(error)
+        else:
+            count += 1
+    # What is imported stays: leaving it out of collections keeps the pages shared after a fork.
+    gc.collect()
+    gc.freeze()
+    return count, missing
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:300]
+
+
+def device_is_initialised() -> bool:
+    """Whether an import has created a CUDA context, which no forked rank could use."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_initialized())

@@ -1,0 +1,172 @@
+"""Do ZeRO-3 and FSDP2 compute the same? Ten configurations of each on two real gloo ranks.
+
+    PYTHONPATH=. python benchmarks/parity.py [--output parity.json]
+
+Prints first loss, first gradient norm (before clipping) and the loss after one and two updates of
+every configuration, with the largest relative difference from the reference of its model. Exits
+with 1 when a first loss or norm differs by more than 1e-5, or a later loss by more than 1e-4.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+import support_trials
+
+FIRST_TOLERANCE = 1e-5
+LATER_TOLERANCE = 1e-4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """One cut of the same work, with other knobs in each engine."""
+
+    name: str
+    tied: bool = True
+    workload: dict[str, Any] = dataclasses.field(default_factory=dict)
+    zero3: dict[str, Any] = dataclasses.field(default_factory=dict)
+    fsdp2: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def changes(self, backend: str) -> dict[str, Any]:
+        """Knobs by full name."""
+        own = self.zero3 if backend == "zero3" else self.fsdp2
+        cut = {f"workload.{key}": value for key, value in self.workload.items()}
+        return cut | {f"{backend}.{key}": value for key, value in own.items()}
+
+
+CASES = (
+    Case(name="defaults, 2 rows"),
+    Case(
+        name="1 row, nothing persistent, no reshard",
+        workload={"micro_batch": 1},
+        zero3={"stage3_param_persistence_threshold": 0},
+        fsdp2={"reshard_after_forward": False},
+    ),
+    Case(
+        name="4 rows, all persistent, prefetch depth 2",
+        workload={"micro_batch": 4},
+        zero3={"stage3_param_persistence_threshold": 10_000_000},
+        fsdp2={"forward_prefetch": 2, "backward_prefetch": 2},
+    ),
+    Case(
+        name="8 rows, reduce bucket 1, two layers a unit",
+        workload={"micro_batch": 8},
+        zero3={"reduce_bucket_size": 1},
+        fsdp2={"layers_per_unit": 2},
+    ),
+    Case(
+        name="at most 150 tokens, no prefetch",
+        workload={"max_tokens": 150},
+        zero3={"stage3_prefetch_bucket_size": 0},
+        fsdp2={"backward_prefetch": 0},
+    ),
+    Case(
+        name="sorted, 2 rows, small sub-groups",
+        workload={"batching": "sorted"},
+        zero3={"sub_group_size": 1000, "stage3_max_live_parameters": 0},
+        fsdp2={"forward_prefetch": 1},
+    ),
+    Case(
+        name="sorted, at most 200 tokens, checkpointed",
+        workload={
+            "batching": "sorted",
+            "max_tokens": 200,
+            "activation_checkpointing": "full",
+        },
+        zero3={"stage3_max_reuse_distance": 0, "reduce_scatter": False},
+        fsdp2={"layers_per_unit": 2},
+    ),
+    Case(
+        name="checkpointed, all-reduce fetch",
+        workload={"activation_checkpointing": "full"},
+        zero3={"stage3_use_all_reduce_for_fetch_params": True, "contiguous_gradients": False},
+        fsdp2={"layers_per_unit": 3, "reshard_after_forward": False},
+    ),
+    Case(
+        name="untied, embeddings as units",
+        tied=False,
+        zero3={"stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 200_000},
+        fsdp2={"wrap_embeddings": True, "forward_prefetch": 2, "backward_prefetch": 3},
+    ),
+    Case(
+        name="untied, sequential gathers, plain linear",
+        tied=False,
+        workload={"micro_batch": 1, "activation_checkpointing": "full"},
+        zero3={
+            "allgather_sequential": True,
+            "memory_efficient_linear": False,
+            "reduce_bucket_size": 100_000,
+        },
+        fsdp2={"wrap_embeddings": True, "layers_per_unit": 2},
+    ),
+)
+
+
+def run_case(case: Case, backend: str, folder: Path) -> dict[str, Any]:
+    """Run one configuration and return its numbers."""
+    changes = case.changes(backend)
+    plan = support_trials.make_plan(
+        backend,
+        changes=changes,
+        tied=case.tied,
+        verify=tuple(name for name in changes if name != "workload.micro_batch"),
+    )
+    records = support_trials.run_trial(plan, folder)
+    support_trials.measured(records, folder)
+    measurement = records[0].measurement
+    return {
+        "case": case.name,
+        "tied": case.tied,
+        "backend": backend,
+        "losses": [check.loss for check in measurement.checks],
+        "norms": [check.grad_norm for check in measurement.checks],
+        "micro_steps": plan.schedule.micro_steps,
+        "wall_s": sum(records[0].phase_s.values()),
+    }
+
+
+def compare(rows: list[dict[str, Any]]) -> bool:
+    """Add the differences to ``rows``, print them, and return whether all are small enough."""
+    fine = True
+    print(f"{'configuration':44} {'engine':6} {'loss 1':>11} {'norm 1':>10} {'loss 2':>10} "
+          f"{'loss 3':>10} {'d loss 1':>9} {'d norm 1':>9} {'d later':>9}")
+    for row in rows:
+        reference = next(other for other in rows if other["tied"] == row["tied"])
+        loss, *later = (
+            abs(a - b) / b for a, b in zip(row["losses"], reference["losses"], strict=True)
+        )
+        norm = abs(row["norms"][0] - reference["norms"][0]) / reference["norms"][0]
+        row |= {"loss_share": loss, "norm_share": norm, "later_share": max(later)}
+        fine &= max(loss, norm) <= FIRST_TOLERANCE and max(later) <= LATER_TOLERANCE
+        first, second, third = row["losses"]
+        print(f"{row['case']:44} {row['backend']:6} {first:11.7f} {row['norms'][0]:10.6f} "
+              f"{second:10.6f} {third:10.6f} {loss:9.1e} {norm:9.1e} {max(later):9.1e}")
+    return fine
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, help="write the table as JSON")
+    arguments = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number, case in enumerate(CASES):
+            for backend in ("zero3", "fsdp2"):
+                rows.append(run_case(case, backend, Path(folder) / f"{number}-{backend}"))
+    fine = compare(rows)
+    if arguments.output:
+        arguments.output.write_text(json.dumps(rows, indent=1) + "\n")
+    print("equal within tolerance" if fine else "NOT EQUAL")
+    return 0 if fine else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
