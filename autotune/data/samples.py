@@ -128,15 +128,14 @@ def _request(
     folder: Path,
 ) -> TokenRequest:
     """Name the token file after all that decides its content, so that it is made only once."""
-    path = Path(jsonl).absolute()
-    if not path.is_file():
+    path = Path(os.path.expanduser(jsonl)).absolute()  # noqa: PTH111 - never raises
+    if not os.path.isfile(path):  # noqa: PTH113 - unlike Path, it never raises
         raise InputError(f"workload.data.jsonl: there is no file {path}")
-    local = Path(tokenizer).expanduser()
-    is_local = local.is_dir()
-    name = str(local.absolute()) if is_local else tokenizer
-    stamps = [_stamp(path)]
-    if is_local:
-        stamps += [_stamp(file) for file in sorted(local.iterdir()) if file.is_file()]
+    name, stamps = tokenizer, [_stamp(path)]
+    local = os.path.expanduser(tokenizer)  # noqa: PTH111 - the same
+    if os.path.isdir(local):  # noqa: PTH112 - the same
+        name = str(Path(local).absolute())
+        stamps += [_stamp(file) for file in sorted(Path(name).iterdir()) if file.is_file()]
     key = jsonfile.digest([FORMAT, name, max_length, seed, num_samples, vocab_size, stamps])[:16]
     folder = folder.absolute()
     return TokenRequest(
@@ -161,7 +160,7 @@ def _read_summary(request: TokenRequest) -> TokenSummary | None:
     try:
         data = jsonfile.read_json(path)
         summary = codec.from_json(TokenSummary, data, where=str(path))
-    except (FileNotFoundError, RecordError):
+    except (OSError, RecordError):
         return None
     return summary if Path(request.token_file).is_file() else None
 

@@ -197,7 +197,7 @@ _REDUCE: Final = (
         read_back="parsed",
         read_from="engine.zero_overlap_comm()",
         source=_CONFIG,
-        meaning="Reduction and all-gather on streams of their own; off also stops prefetch helping.",
+        meaning="Reduction and all-gather on streams of their own; off makes prefetch useless.",
     ),
 )
 

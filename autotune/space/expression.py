@@ -121,7 +121,7 @@ def _evaluate(node: Node, values: Mapping[str, Any]) -> Any:
             return _connect(node, values)
         case "not":
             inner = _evaluate(node.children[0], values)
-            return (not inner) if isinstance(inner, bool) else _UNKNOWN
+            return not inner if isinstance(inner, bool) else _UNKNOWN
         case "compare":
             return _compare(node, values)
         case _:
@@ -129,12 +129,12 @@ def _evaluate(node: Node, values: Mapping[str, Any]) -> Any:
 
 
 def _connect(node: Node, values: Mapping[str, Any]) -> bool | None:
-    decisive = node.kind == "or"
+    decisive: bool = node.kind == "or"
     known = True
     for child in node.children:
         inner = _evaluate(child, values)
         if inner is decisive:
-            return decisive
+            return bool(decisive)
         known = known and isinstance(inner, bool)
     return (not decisive) if known else None
 

@@ -8,7 +8,6 @@ their backend is chosen) to values; :meth:`SearchSpace.resolve` makes a :class:`
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 from autotune.contract.plan import Optimizer, Precision, Topology

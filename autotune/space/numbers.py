@@ -11,7 +11,7 @@ import re
 from decimal import Decimal
 from typing import Final
 
-MAX_DIGITS: Final = 400
+MAX_DIGITS: Final = 500
 """Longer texts are no number that a setting could have."""
 MAX_EXPONENT: Final = 308
 """Largest power of ten of a double."""

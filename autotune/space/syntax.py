@@ -65,8 +65,11 @@ class ExpressionError(ValueError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Node:
-    """Part of the tree: ``literal``, ``name``, ``or``, ``and``, ``not``, ``compare``, ``sum``,
-    ``product`` or ``negate``. Chains are one node with many children, so depth stays bounded."""
+    """Part of the tree.
+
+    Kinds: ``literal``, ``name``, ``or``, ``and``, ``not``, ``compare``, ``sum``, ``product``,
+    ``negate``. A chain is one node with many children, so depth stays bounded.
+    """
 
     kind: str
     offset: int

@@ -1,0 +1,147 @@
+"""``autotune search``: find the fastest valid configuration of a space file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autotune.cli.options import DEFAULT_RUNS, JsonOption, RunsOption, StorageOption
+from autotune.errors import AutotuneError
+
+if TYPE_CHECKING:
+    from autotune.search.request import SearchRequest
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("search", no_args_is_help=False)(search)
+
+
+def search(
+    space: Annotated[
+        str, typer.Option("--space", metavar="FILE", help="Space file, or a shipped one's name.")
+    ],
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            "--trials", metavar="N", help="Trials that the study is to have [default: the file's]."
+        ),
+    ] = None,
+    study: Annotated[
+        str | None,
+        typer.Option("--study", metavar="NAME", help="Name [default: the space file's stem]."),
+    ] = None,
+    runs: RunsOption = DEFAULT_RUNS,
+    storage: StorageOption = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Override a key of the space file; repeatable."
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, print the plan, start nothing.")
+    ] = False,
+    no_anchors: Annotated[
+        bool, typer.Option("--no-anchors", help="Leave out the known configurations.")
+    ] = False,
+    no_early_stop: Annotated[
+        bool, typer.Option("--no-early-stop", help="Time slow trials to the end, too.")
+    ] = False,
+) -> None:
+    """Find the fastest valid configuration; the same command resumes a stopped search."""
+    from autotune.search.request import SearchRequest
+
+    request = SearchRequest(
+        space=space,
+        overrides=tuple(overrides or ()),
+        trials=trials,
+        study=study,
+        runs=runs,
+        storage=storage,
+        anchors=not no_anchors,
+        early_stop=not no_early_stop,
+        command=_resume_words(
+            space, trials, study, runs, storage, overrides or [], no_anchors, no_early_stop
+        ),
+    )
+    if dry_run:
+        _show_plan(request, as_json=as_json)
+    else:
+        _run(request, as_json=as_json)
+
+
+def _show_plan(request: SearchRequest, *, as_json: bool) -> None:
+    from autotune.search.preview import preview, preview_lines
+    from autotune.search.session import dry_run
+
+    prepared = dry_run(request)
+    if as_json:
+        _print_json(preview(prepared))
+        return
+    for line in preview_lines(prepared):
+        typer.echo(line)
+
+
+def _run(request: SearchRequest, *, as_json: bool) -> None:
+    from autotune.cli.display import make_display
+    from autotune.search.preflight import study_name
+    from autotune.search.session import run_search
+
+    with make_display(sys.stderr if as_json else sys.stdout) as display:
+        try:
+            result = run_search(request, display)
+        except AutotuneError as error:
+            # Whoever asked for JSON gets the document of what there is; the error goes to stderr.
+            if as_json and error.exit_code in (1, 130):
+                _print_document(request, study_name(request))
+            raise
+    if as_json:
+        _print_document(request, result.contents.study.name)
+
+
+def _print_document(request: SearchRequest, study: str) -> None:
+    from autotune.contract.folder import StudyFolder
+    from autotune.report.document import build
+    from autotune.store.importer import read_study
+
+    folder = StudyFolder.of(request.runs, study)
+    if folder.study_file.exists():
+        _print_json(build(read_study(folder)))
+
+
+def _print_json(document: object) -> None:
+    typer.echo(json.dumps(document, indent=2, allow_nan=False))
+
+
+def _resume_words(
+    space: str,
+    trials: int | None,
+    study: str | None,
+    runs: Path,
+    storage: str | None,
+    overrides: list[str],
+    no_anchors: bool,
+    no_early_stop: bool,
+) -> tuple[str, ...]:
+    """The words of the command that resumes, from the options as they were understood."""
+    program = ["autotune"]
+    if Path(sys.argv[0]).name == "__main__.py":
+        program = ["python", "-m", "autotune"]
+    words = [*program, "search", f"--space={space}" if space.startswith("-") else "--space"]
+    if not space.startswith("-"):
+        words.append(space)
+    if trials is not None:
+        words += ["--trials", str(trials)]
+    for option, value in (("--study", study), ("--runs", runs), ("--storage", storage)):
+        if value is not None and value != DEFAULT_RUNS:
+            words.append(f"{option}={value}")
+    words += [f"--set={override}" for override in overrides]
+    words += ["--no-anchors"] if no_anchors else []
+    words += ["--no-early-stop"] if no_early_stop else []
+    return tuple(words)

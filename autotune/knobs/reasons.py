@@ -1,0 +1,23 @@
+"""Why a name is no knob: collected from the tables, for messages."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from autotune.knobs import fsdp2, workload, zero3
+
+REFUSED: Final[dict[str, dict[str, str]]] = {
+    "zero3": zero3.REFUSED,
+    "fsdp2": fsdp2.REFUSED,
+    "workload": workload.REFUSED,
+}
+"""Owner to names that it knows and that are not offered, with the reason."""
+
+ENGINES: Final[dict[str, str]] = {"deepspeed": "zero3", "fsdp2": "fsdp2"}
+"""Names under ``unverified`` to the owner of the knobs of that engine."""
+
+RESERVED_KEYS: Final[dict[str, dict[str, str]]] = {
+    "deepspeed": zero3.RESERVED_KEYS,
+    "fsdp2": fsdp2.RESERVED_KEYS,
+}
+"""Engine to keys that ``unverified`` may not set, with the reason."""

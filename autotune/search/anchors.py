@@ -1,0 +1,59 @@
+"""Configurations worth trying before any model exists: they are the sampler's start-up trials."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, cast
+
+from autotune import registry
+from autotune.contract.plan import Workload
+from autotune.space.model import Config
+from autotune.space.search_space import SearchSpace
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Anchor:
+    """A known configuration, moved to the nearest point of the space."""
+
+    name: str
+    """``engine_defaults``, ``hf_auto``, ``expert``; with the backend's name where there are
+    several."""
+    assignment: dict[str, Any]
+    config: Config
+
+
+def find_anchors(space: SearchSpace, workload: Workload) -> tuple[Anchor, ...]:
+    """Return the anchors inside the space, each canonical key once and never the baseline's.
+
+    The engine's raw defaults come first, then what each backend offers. Workload knobs keep the
+    baseline's values, fixed knobs always hold, and an anchor that breaks a constraint is left out.
+    """
+    seen = {space.baseline_config().key}
+    found: list[Anchor] = []
+    for name, backend, values in _known(space, workload):
+        assignment = space.project(backend, values)
+        config = space.resolve(assignment)
+        if config.key in seen or space.violated(config) is not None:
+            continue
+        seen.add(config.key)
+        found.append(Anchor(name=name, assignment=assignment, config=config))
+    return tuple(found)
+
+
+def _known(space: SearchSpace, workload: Workload) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    several = len(space.backends) > 1
+    for backend in space.backends:
+        defaults = space.default_config(backend).values
+        suffix = f"@{backend}" if several else ""
+        yield f"engine_defaults{suffix}", backend, dict(defaults)
+        engine = registry.load("backends", backend)()
+        offered = cast("dict[str, dict[str, Any]]", getattr(engine, "anchors", _none)(workload))
+        for name, values in offered.items():
+            yield f"{name}{suffix}", backend, {**defaults, **values}
+
+
+def _none(workload: Workload) -> dict[str, dict[str, Any]]:
+    """Anchors of a backend that offers none."""
+    del workload
+    return {}

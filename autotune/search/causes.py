@@ -1,0 +1,244 @@
+"""What ended a failed trial: the first error in time, told apart from what it set off elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from autotune.contract.failures import FailureKind, Phase
+from autotune.contract.folder import AttemptFolder
+from autotune.contract.outcome import Failure, RankError, RankRecord
+from autotune.contract.plan import Plan
+from autotune.launchers.base import JobStatus, RankExit
+
+LOG_TAIL_BYTES: Final = 4000
+"""How much of a rank's log goes into a failure's detail."""
+
+_PEER_TEXT: Final = re.compile(
+    r"connection (closed|reset|refused) by|connection (was )?(closed|reset)|broken pipe|"
+    r"gloo/transport|ncclRemoteError|ncclSystemError|remote process exited|socket timeout|"
+    r"recvValue failed|sendBytes failed|Failed to recv|Timed out waiting|store->(get|wait)|"
+    r"DistNetworkError|DistStoreError|ProcessGroupNCCL.*watchdog|wait timeout after",
+    re.IGNORECASE,
+)
+_PEER_TYPES: Final = (
+    "ConnectionError",
+    "ConnectionResetError",
+    "ConnectionRefusedError",
+    "ConnectionAbortedError",
+    "BrokenPipeError",
+    "DistNetworkError",
+    "DistStoreError",
+)
+_DEVICE_OOM: Final = re.compile(
+    r"(CUDA|HIP|GPU|XPU).{0,40}out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED",
+    re.IGNORECASE | re.DOTALL,
+)
+_HOST_OOM: Final = re.compile(
+    r"DefaultCPUAllocator|can't allocate memory|cannot allocate memory|bad_alloc|"
+    r"unable to allocate .{0,40}(bytes|[KMGT]i?B)",
+    re.IGNORECASE,
+)
+_FAULTS: Final = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+
+
+@dataclasses.dataclass(frozen=True)
+class RankReading:
+    """What the coordinator found of one rank: its record, or why there is none."""
+
+    rank: int
+    record: RankRecord | None
+    problem: str | None = None
+    """Why the record cannot be used; ``None`` when it can, or when there is none."""
+
+
+def find_cause(
+    plan: Plan,
+    folder: AttemptFolder,
+    status: JobStatus,
+    readings: Sequence[RankReading],
+    *,
+    oom_kills: int,
+) -> Failure | None:
+    """Return why the trial failed, or ``None`` when every rank left a measurement.
+
+    Args:
+        plan: What was to run.
+        folder: Where the ranks wrote.
+        status: How the launcher saw it end.
+        readings: One per rank.
+        oom_kills: Processes that the kernel's out-of-memory killer ended during the trial.
+    """
+    for reading in readings:
+        if reading.problem is not None:
+            return Failure(
+                kind="crash",
+                reason=reading.problem,
+                rank=reading.rank,
+                detail=log_tail(folder.log_file(reading.rank)),
+            )
+    errors = sorted(_errors(readings), key=lambda item: item[1].at)
+    own = [item for item in errors if not is_broken_peer(item[1])]
+    if own:
+        return _from_error(folder, *own[0])
+    exits = {item.rank: item for item in status.exits}
+    if status.stopped_for in ("timeout", "hang"):
+        return _stopped(plan, status, folder, readings)
+    dead = _unexplained(readings, exits)
+    if dead is not None and (status.stopped_for != "server_lost" or _is_fault(dead)):
+        return _from_exit(folder, dead, status.phase, oom_kills)
+    if status.stopped_for == "server_lost":
+        return Failure(
+            kind="infra", reason="the process that starts the ranks ended", phase=status.phase
+        )
+    if errors:
+        return _from_error(folder, *errors[0])
+    missing = [reading.rank for reading in readings if reading.record is None]
+    if missing:
+        return _from_exit(folder, exits.get(missing[0]) or _gone(missing[0]), status.phase, 0)
+    return None
+
+
+def is_broken_peer(error: RankError) -> bool:
+    """Whether the error says only that another rank, or the network to it, went away."""
+    name = error.type.rsplit(".", 1)[-1]
+    if name in _PEER_TYPES:
+        return True
+    if error.kind not in (None, "crash", "infra"):
+        return False
+    return bool(_PEER_TEXT.search(error.message))
+
+
+def classify(error: RankError) -> FailureKind:
+    """The kind of an error: the rank's own word first, its type second, its text last."""
+    if error.kind is not None and error.kind != "crash":
+        return error.kind
+    name = error.type.rsplit(".", 1)[-1]
+    if name == "IncompatibleConfigError":
+        return "incompatible"
+    if name == "MemoryError" or _HOST_OOM.search(error.message):
+        return "oom_host"
+    if name == "OutOfMemoryError" or _DEVICE_OOM.search(error.message):
+        return "oom_device"
+    if is_broken_peer(error) or "No space left on device" in error.message:
+        return "infra"
+    if error.phase in ("launch", "init") and name in ("DistBackendError", "TimeoutError"):
+        return "infra"
+    return "crash"
+
+
+def log_tail(path: Path) -> str:
+    """The end of a log, as text; empty when there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - LOG_TAIL_BYTES))
+            return file.read().decode("utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _errors(readings: Sequence[RankReading]) -> list[tuple[int, RankError]]:
+    return [
+        (reading.rank, reading.record.error)
+        for reading in readings
+        if reading.record is not None and reading.record.error is not None
+    ]
+
+
+def _from_error(folder: AttemptFolder, rank: int, error: RankError) -> Failure:
+    name = error.type.rsplit(".", 1)[-1]
+    first_line = error.message.strip().splitlines()[0] if error.message.strip() else ""
+    reason = first_line or name
+    if classify(error) in ("crash", "infra") and first_line:
+        reason = f"{name}: {first_line}"
+    return Failure(
+        kind=classify(error),
+        reason=shortened(reason),
+        rank=rank,
+        phase=error.phase,
+        iteration=error.iteration,
+        detail=error.traceback or log_tail(folder.log_file(rank)),
+    )
+
+
+def _stopped(
+    plan: Plan, status: JobStatus, folder: AttemptFolder, readings: Sequence[RankReading]
+) -> Failure:
+    silent = [reading.rank for reading in readings if reading.record is None] or [0]
+    limit = plan.deadlines.total_s
+    if status.stopped_for == "hang":
+        limit = plan.deadlines.phase_s.get(status.phase, limit)
+        kind: FailureKind = "hang"
+        reason = f"phase {status.phase} did not end within {limit:g} s"
+    else:
+        kind = "timeout"
+        reason = f"no result within {limit:g} s (it was in phase {status.phase})"
+    return Failure(
+        kind=kind,
+        reason=reason,
+        rank=silent[0],
+        phase=status.phase,
+        detail=log_tail(folder.log_file(silent[0])),
+    )
+
+
+def _is_fault(exit_: RankExit) -> bool:
+    return exit_.signal in _FAULTS
+
+
+def _unexplained(readings: Sequence[RankReading], exits: Mapping[int, RankExit]) -> RankExit | None:
+    """The exit of a rank that left no record; a fault of its own before a kill from outside."""
+    found = [exits[r.rank] for r in readings if r.record is None and r.rank in exits]
+    ended = [e for e in found if e.signal is not None or e.exit_code not in (0, None)]
+
+    def weight(item: RankExit) -> tuple[int, int]:
+        if _is_fault(item):
+            return 0, item.rank
+        if item.signal is None:
+            return 1, item.rank
+        return (3 if item.signal == signal.SIGTERM else 2), item.rank
+
+    return min(ended, key=weight, default=None)
+
+
+def _from_exit(folder: AttemptFolder, exit_: RankExit, phase: Phase, oom_kills: int) -> Failure:
+    detail = log_tail(folder.log_file(exit_.rank))
+    killed = exit_.signal == signal.SIGKILL or exit_.exit_code == 137
+    kind: FailureKind = "crash"
+    if killed and oom_kills > 0:
+        kind = "oom_host"
+        reason = f"the kernel killed rank {exit_.rank} for want of memory"
+    elif killed:
+        reason = f"rank {exit_.rank} was killed (SIGKILL) from outside"
+    elif exit_.signal is not None:
+        reason = f"rank {exit_.rank} was ended by {_signal_name(exit_.signal)}"
+    elif _HOST_OOM.search(detail):
+        kind = "oom_host"
+        reason = f"rank {exit_.rank} could not allocate memory"
+    else:
+        reason = f"rank {exit_.rank} left no record (exit code {exit_.exit_code})"
+        if detail:
+            reason += f": {detail.splitlines()[-1].strip()}"
+    return Failure(kind=kind, reason=shortened(reason), rank=exit_.rank, phase=phase, detail=detail)
+
+
+def _gone(rank: int) -> RankExit:
+    return RankExit(rank=rank, exit_code=None, signal=None)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def shortened(text: str, limit: int = 300) -> str:
+    """``text`` on one line, at most ``limit`` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"

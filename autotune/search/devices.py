@@ -1,0 +1,137 @@
+"""What the machine has, found without importing torch: that alone would take 300 MB and 5 s."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import importlib.util
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from autotune.contract.plan import Topology
+from autotune.errors import InputError
+
+CPU_PROCESSES: Final = 2
+"""Ranks of a trial on a machine without a device, unless the space file says otherwise."""
+_NAME_BYTES: Final = 96
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Device:
+    """One visible GPU."""
+
+    name: str
+    memory_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Devices:
+    """The visible GPUs, or why there are none."""
+
+    found: tuple[Device, ...]
+    note: str = ""
+    """Why GPUs that are there are not used; empty when there is nothing to say."""
+
+
+def find_topology(devices: Devices, processes: int | None) -> Topology:
+    """Return where the ranks of a trial run.
+
+    Args:
+        devices: The visible GPUs.
+        processes: ``topology.processes`` of the space file; ``None`` is ``auto``.
+
+    Raises:
+        InputError: More processes than devices.
+    """
+    count = len(devices.found)
+    if count == 0:
+        wanted = processes or CPU_PROCESSES
+        return Topology(processes=wanted, device="cpu", devices_per_node=wanted)
+    wanted = processes or count
+    if wanted > count:
+        raise InputError(
+            f"topology.processes is {wanted}, but {count} GPU{'s are' if count > 1 else ' is'} "
+            "visible here",
+            hint=f"write topology: {{processes: {count}}}, or auto, or check CUDA_VISIBLE_DEVICES",
+        )
+    return Topology(processes=wanted, device="cuda", devices_per_node=wanted)
+
+
+def visible_devices(environment: Mapping[str, str] | None = None) -> Devices:
+    """Return the GPUs that a rank started now would see."""
+    environment = os.environ if environment is None else environment
+    all_devices = _nvml_devices()
+    if not all_devices:
+        return Devices(found=())
+    visible = _restrict(all_devices, environment.get("CUDA_VISIBLE_DEVICES"))
+    if visible and not torch_has_cuda():
+        return Devices(found=(), note="the installed torch is built without CUDA")
+    return Devices(found=visible)
+
+
+def torch_has_cuda() -> bool:
+    """Whether the installed torch is a CUDA build, read from its ``version.py``."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return False
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return re.search(r"^cuda\b[^=\n]*=\s*['\"]", text, re.MULTILINE) is not None
+
+
+def _restrict(devices: tuple[Device, ...], visible: str | None) -> tuple[Device, ...]:
+    """Apply ``CUDA_VISIBLE_DEVICES``: the list ends at the first entry that is no device."""
+    if visible is None:
+        return devices
+    chosen: list[Device] = []
+    for entry in visible.split(","):
+        text = entry.strip()
+        if text.startswith(("GPU-", "MIG-")):
+            chosen.append(devices[min(len(chosen), len(devices) - 1)])
+        elif text.isdecimal() and int(text) < len(devices):
+            chosen.append(devices[int(text)])
+        else:
+            break
+    return tuple(chosen)
+
+
+class _NvmlMemory(ctypes.Structure):
+    _fields_ = (
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
+
+
+def _nvml_devices() -> tuple[Device, ...]:
+    """All GPUs that the driver's management library lists; none where there is no driver."""
+    library: Any = None
+    with contextlib.suppress(OSError):
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    if library is None or library.nvmlInit_v2() != 0:
+        return ()
+    try:
+        count = ctypes.c_uint()
+        if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+            return ()
+        found = [_nvml_device(library, index) for index in range(count.value)]
+        return tuple(device for device in found if device is not None)
+    finally:
+        library.nvmlShutdown()
+
+
+def _nvml_device(library: Any, index: int) -> Device | None:
+    handle = ctypes.c_void_p()
+    if library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) != 0:
+        return None
+    name = ctypes.create_string_buffer(_NAME_BYTES)
+    memory = _NvmlMemory()
+    library.nvmlDeviceGetName(handle, name, _NAME_BYTES)
+    library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
+    return Device(name=name.value.decode(errors="replace"), memory_bytes=int(memory.total))

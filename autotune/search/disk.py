@@ -1,0 +1,56 @@
+"""Room on the disk that holds the studies."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+from autotune.errors import EnvironmentFault
+
+MIN_FREE_BYTES: Final = 50 * 1024**2
+"""Below this no launch is started: logs, records and the database need a few MiB each."""
+
+
+def existing_parent(path: Path) -> Path:
+    """``path`` itself, or the nearest folder above it that exists."""
+    path = path.absolute()
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def check_room(path: Path) -> None:
+    """Refuse to go on with a disk that is nearly full.
+
+    Raises:
+        EnvironmentFault: Less than 50 MiB are free where ``path`` lies.
+    """
+    try:
+        free = shutil.disk_usage(existing_parent(path)).free
+    except OSError as error:
+        raise EnvironmentFault(f"cannot look at {path}: {error.strerror or error}") from error
+    if free < MIN_FREE_BYTES:
+        raise EnvironmentFault(
+            f"only {free // 1024**2} MiB are free on the disk that holds {path}",
+            hint="free some space or choose another folder with --runs; the same command resumes",
+        )
+
+
+def check_writable(runs: Path) -> None:
+    """Refuse a runs folder that cannot be written, without writing anything.
+
+    Raises:
+        EnvironmentFault: It is a file, lies under one, or the folder above it is read-only.
+    """
+    parent = existing_parent(runs)
+    if not parent.is_dir():
+        raise EnvironmentFault(
+            f"{runs} cannot be a folder: {parent} is a file", hint="choose another with --runs"
+        )
+    read_only = bool(os.statvfs(parent).f_flag & os.ST_RDONLY)
+    if read_only or not os.access(parent, os.W_OK | os.X_OK):
+        raise EnvironmentFault(
+            f"the runs folder {runs} cannot be written", hint="choose another with --runs"
+        )

@@ -1,0 +1,267 @@
+"""From what the ranks wrote to one outcome: a measurement that counts, or a failure by name.
+
+The ranks' own records come first, exit codes and log text last. A trial that ran is still a
+failure when a value was not in effect, the numbers differ from the baseline's, or the memory
+margin is not kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any, Final
+
+from autotune.analysis import numerics, timing
+from autotune.contract.folder import AttemptFolder
+from autotune.contract.outcome import (
+    Failure,
+    Measurement,
+    Outcome,
+    PeakMemory,
+    RankMeasurement,
+    RankRecord,
+    ReadBack,
+    State,
+)
+from autotune.contract.plan import Plan
+from autotune.errors import RecordError
+from autotune.launchers.base import JobStatus
+from autotune.search.causes import RankReading, find_cause, shortened
+
+GPU_MARGIN_BYTES: Final = 2 * 1024**3
+"""Memory that must stay free on a GPU whatever the share (DESIGN.md, "Measuring")."""
+WINDOW_GAP: Final = 0.10
+"""Share by which the window's clock and the sum of its iterations may differ unflagged."""
+SAME: Final = 1e-6
+"""Relative difference up to which two ranks' global loss or gradient norm are the same."""
+
+
+def judge(
+    plan: Plan,
+    folder: AttemptFolder,
+    status: JobStatus,
+    *,
+    oom_kills: int = 0,
+    flops_per_s_at_peak: float | None = None,
+    flops_per_iteration: float | None = None,
+) -> Outcome:
+    """Return the outcome of one launch that has ended.
+
+    Args:
+        plan: What was to run.
+        folder: Where its ranks wrote their records and logs.
+        status: The launcher's last word; its state is ``ended``.
+        oom_kills: Processes that the kernel killed for memory during the trial.
+        flops_per_s_at_peak: Peak rate of all devices together; ``None`` where unknown (CPU).
+        flops_per_iteration: Model FLOPs of one mean iteration; ``None`` where unknown.
+    """
+    readings = [_read(plan, folder, rank) for rank in range(plan.topology.processes)]
+    records = [reading.record for reading in readings if reading.record is not None]
+    if status.stopped_for == "cancelled":
+        failure = Failure(kind="interrupted", reason="the search was stopped", phase=status.phase)
+        return _failed(plan, status, records, failure)
+    cause = find_cause(plan, folder, status, readings, oom_kills=oom_kills)
+    if cause is not None:
+        return _failed(plan, status, records, cause)
+    measured = [record.measurement for record in records if record.measurement is not None]
+    problem = _invalid(plan, measured)
+    if problem is not None:
+        return _failed(plan, status, records, problem)
+    measurement = _merge(plan, measured)
+    if flops_per_s_at_peak and flops_per_iteration:
+        mfu = flops_per_iteration / measurement.s_per_it / flops_per_s_at_peak
+        measurement = dataclasses.replace(measurement, mfu=mfu)
+    problem = _memory_problem(plan, measurement)
+    if problem is not None:
+        return _failed(plan, status, records, problem)
+    early = any(record.status == "stopped_early" for record in records)
+    state: State = "stopped_early" if early else "complete"
+    return _outcome(plan, status, records, state=state, measurement=measurement)
+
+
+def _read(plan: Plan, folder: AttemptFolder, rank: int) -> RankReading:
+    try:
+        record = folder.read_rank(rank)
+    except (RecordError, OSError) as error:
+        return RankReading(rank, None, f"rank {rank}'s record is damaged: {error}")
+    if record is None:
+        return RankReading(rank, None)
+    if record.rank != rank or record.plan_digest != plan.digest:
+        return RankReading(rank, None, f"rank {rank}'s record belongs to another plan or rank")
+    return RankReading(rank, record)
+
+
+def _invalid(plan: Plan, measured: Sequence[RankMeasurement]) -> Failure | None:
+    """Why measurements of all ranks do not count, before memory is looked at."""
+    speed = max(m.window_s / len(m.iteration_s) for m in measured)
+    for rank, one in enumerate(measured):
+        for name in plan.verify:
+            problem = _not_in_effect(name, plan.config.get(name), one.read_back.get(name))
+            if problem is not None:
+                return Failure(
+                    kind="not_in_effect", reason=problem, rank=rank, measured_s_per_it=speed
+                )
+        for name, back in one.read_back.items():
+            if not back.in_effect:
+                reason = _differs(name, back.requested, back.actual)
+                return Failure(
+                    kind="not_in_effect", reason=reason, rank=rank, measured_s_per_it=speed
+                )
+    lengths = {len(m.iteration_s) for m in measured}
+    if len(lengths) > 1 or lengths.pop() % plan.workload.distinct_batches:
+        counts = ", ".join(str(len(m.iteration_s)) for m in measured)
+        reason = f"the ranks' windows are not the same whole cycles ({counts} iterations)"
+        return Failure(kind="crash", reason=reason, phase="measure")
+    return _numbers_problem(plan, measured, speed)
+
+
+def _not_in_effect(name: str, requested: Any, back: ReadBack | None) -> str | None:
+    if back is None:
+        return f"{name} = {requested!r} could not be read back from the running engine"
+    asked = ReadBack(requested=requested, actual=back.actual, level=back.level)
+    if not asked.in_effect:
+        return _differs(name, requested, back.actual)
+    return None
+
+
+def _differs(name: str, requested: Any, actual: Any) -> str:
+    return shortened(f"{name} was set to {requested!r}, but the running engine has {actual!r}")
+
+
+def _numbers_problem(
+    plan: Plan, measured: Sequence[RankMeasurement], speed: float
+) -> Failure | None:
+    problem = None
+    first = measured[0].checks
+    for rank, one in enumerate(measured[1:], start=1):
+        if len(one.checks) != len(first) or not all(
+            math.isclose(a.loss, b.loss, rel_tol=SAME)
+            and math.isclose(a.grad_norm, b.grad_norm, rel_tol=SAME)
+            for a, b in zip(first, one.checks, strict=True)
+        ):
+            problem = f"ranks 0 and {rank} report different losses or gradient norms"
+    reference = plan.numerics.reference
+    if len(first) < len(reference):
+        problem = f"{len(first)} of {len(reference)} check iterations were recorded"
+    problem = problem or numerics.first_problem(first, plan.numerics)
+    final = measured[0].final_loss
+    if problem is None and not (math.isfinite(final) and final > 0):
+        problem = f"the loss of the last timed iteration is {final!r}"
+    if problem is None:
+        return None
+    return Failure(kind="numerics", reason=problem, rank=0, phase="check", measured_s_per_it=speed)
+
+
+def _merge(plan: Plan, measured: Sequence[RankMeasurement]) -> Measurement:
+    cycle = plan.workload.distinct_batches
+    slowest = max(measured, key=lambda m: m.window_s / len(m.iteration_s))
+    s_per_it = slowest.window_s / len(slowest.iteration_s)
+    interval = timing.mean_interval(timing.cycle_means(slowest.iteration_s, cycle))
+    scale = s_per_it / interval.mean
+    notes: dict[str, Any] = {}
+    for one in measured:
+        notes.update(one.notes)
+    gap = abs(slowest.window_s / math.fsum(slowest.iteration_s) - 1.0)
+    if gap > WINDOW_GAP:
+        notes["window_gap"] = (
+            f"the window's clock and the sum of its iterations differ by {gap:.0%}"
+        )
+    read_back: dict[str, ReadBack] = {}
+    implementations: dict[str, str] = {}
+    for one in measured:
+        read_back.update(one.read_back)
+        implementations.update(one.implementations)
+    tokens = sum(plan.workload.samples.lengths) / cycle
+    return Measurement(
+        s_per_it=s_per_it,
+        low=interval.low * scale,
+        high=interval.high * scale,
+        median_s=statistics.median(slowest.iteration_s),
+        p95_s=timing.quantile(slowest.iteration_s, 0.95),
+        batch_median_s=timing.batch_medians(slowest.iteration_s, cycle),
+        iterations=len(slowest.iteration_s),
+        window_s=slowest.window_s,
+        warmup_iterations=len(slowest.warmup_s),
+        warmup_total_s=math.fsum(slowest.warmup_s),
+        compile_s=max(one.compile_s for one in measured),
+        unsteady=any(one.unsteady for one in measured),
+        tokens_per_s=tokens / s_per_it,
+        samples_per_s=plan.workload.global_batch / s_per_it,
+        mfu=None,
+        peak_memory=PeakMemory(
+            timed=max(one.peak_timed_bytes for one in measured),
+            worst_case=max(one.peak_worst_case_bytes for one in measured),
+            limit=min(one.memory_limit_bytes for one in measured),
+        ),
+        micro_steps=plan.schedule.micro_steps,
+        padding_share=plan.schedule.padding_share,
+        distinct_shapes=plan.schedule.distinct_shapes,
+        checks=measured[0].checks,
+        final_loss=measured[0].final_loss,
+        read_back=read_back,
+        implementations=implementations,
+        notes=notes,
+    )
+
+
+def margin_bytes(limit: int, share: float, device: str) -> int:
+    """Memory that a feasible configuration leaves free, in bytes."""
+    smallest = GPU_MARGIN_BYTES if device == "cuda" else 0
+    return max(int(limit * share), smallest)
+
+
+def _memory_problem(plan: Plan, measurement: Measurement) -> Failure | None:
+    peak = measurement.peak_memory
+    needed = max(peak.timed, peak.worst_case)
+    margin = margin_bytes(peak.limit, plan.memory_margin_share, plan.topology.device)
+    if needed + margin <= peak.limit:
+        return None
+    gib = 1024**3
+    return Failure(
+        kind="oom_device" if plan.topology.device == "cuda" else "oom_host",
+        reason=(
+            f"peak memory {needed / gib:.2f} GiB leaves no margin of {margin / gib:.2f} GiB "
+            f"under the limit of {peak.limit / gib:.2f} GiB"
+        ),
+        phase="probe" if peak.worst_case > peak.timed else "measure",
+        peak_memory=peak,
+        measured_s_per_it=measurement.s_per_it,
+    )
+
+
+def _failed(
+    plan: Plan, status: JobStatus, records: Sequence[RankRecord], failure: Failure
+) -> Outcome:
+    state: State = "interrupted" if failure.kind == "interrupted" else "failed"
+    return _outcome(plan, status, records, state=state, failure=failure)
+
+
+def _outcome(
+    plan: Plan,
+    status: JobStatus,
+    records: Sequence[RankRecord],
+    *,
+    state: State,
+    measurement: Measurement | None = None,
+    failure: Failure | None = None,
+) -> Outcome:
+    useful = 0.0
+    if measurement is not None:
+        useful = measurement.warmup_total_s + measurement.window_s
+    phases: dict[str, float] = {}
+    for record in records:
+        for phase, seconds in record.phase_s.items():
+            phases[phase] = max(phases.get(phase, 0.0), seconds)
+    return Outcome(
+        plan_digest=plan.digest,
+        state=state,
+        measurement=measurement,
+        failure=failure,
+        submitted_at=status.submitted_at,
+        wall_s=status.wall_s,
+        overhead_s=max(0.0, status.wall_s - useful),
+        timed_s=measurement.window_s if measurement is not None else 0.0,
+        phase_s=phases,
+    )

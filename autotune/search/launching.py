@@ -1,0 +1,198 @@
+"""One configuration, launched until it has an outcome that stands: submit, watch, judge, record."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from typing import Any, Final
+
+from autotune.contract.failures import POLICIES, Phase
+from autotune.contract.folder import AttemptFolder
+from autotune.contract.outcome import Failure, Outcome
+from autotune.contract.plan import CheckPoint, Plan, Purpose, Racing
+from autotune.errors import AutotuneError
+from autotune.launchers.base import JobStatus, Launcher
+from autotune.search.events import EventSink, LaunchEnded, LaunchStarted, Message, PhaseChanged
+from autotune.search.interrupts import Interrupts
+from autotune.search.judging import judge
+from autotune.search.memory_pressure import oom_kills
+from autotune.search.planning import Planner
+from autotune.space.model import Config
+from autotune.store.recorder import StudyRecorder
+from autotune.store.records import interrupted
+
+POLL_S: Final = 0.25
+"""How long one look at a running trial waits for its end."""
+BACK_OFF_S: Final = 2.0
+"""Wait before the first retry after a fault of the machine; doubles each time."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What is to be launched."""
+
+    purpose: Purpose
+    number: int
+    first_attempt: int
+    config: Config
+    params: dict[str, Any]
+    label: str
+    reference: tuple[CheckPoint, ...]
+    """The baseline's check iterations; empty for the first baseline."""
+    racing: Racing | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flops:
+    """What the model FLOP utilisation is computed from; ``None`` where it is not known."""
+
+    per_iteration: float | None
+    per_s_at_peak: float | None
+    """Of all devices together."""
+
+
+class Runner:
+    """Runs launches one after the other on one launcher, which it starts when first needed."""
+
+    def __init__(
+        self,
+        *,
+        launcher: Launcher,
+        recorder: StudyRecorder,
+        planner: Planner,
+        interrupts: Interrupts,
+        events: EventSink,
+        flops: Flops,
+        back_off_s: float = BACK_OFF_S,
+    ) -> None:
+        self._launcher = launcher
+        self._recorder = recorder
+        self._planner = planner
+        self._interrupts = interrupts
+        self._events = events
+        self._flops = flops
+        self._back_off_s = back_off_s
+        self._started = False
+
+    def start(self) -> None:
+        """Make the launcher ready, if it is not yet.
+
+        Raises:
+            EnvironmentFault: It cannot be made ready.
+        """
+        if not self._started:
+            with self._interrupts.at_once():
+                self._launcher.start()
+            self._started = True
+
+    def close(self) -> None:
+        """End all processes of the launcher."""
+        self._started = False
+        self._launcher.close()
+
+    def run(self, launch: Launch) -> Outcome:
+        """Launch until an outcome stands: measured, or failed as often as its kind is retried."""
+        retries = 0
+        attempt = launch.first_attempt
+        while True:
+            outcome = self._once(launch, attempt)
+            failure = outcome.failure
+            if failure is None or retries >= POLICIES[failure.kind].max_retries:
+                return outcome
+            if self._interrupts.requested:
+                return outcome
+            again = f"{launch.label}: {failure.kind}, {failure.reason}; launched again"
+            self._events(Message(text=again, level="warning"))
+            if failure.kind == "infra" and self._interrupts.wait(self._back_off_s * 2**retries):
+                return outcome
+            retries += 1
+            attempt += 1
+
+    def _once(self, launch: Launch, attempt: int) -> Outcome:
+        self.start()
+        plan = self._planner.plan(
+            launch.config,
+            number=launch.number,
+            attempt=attempt,
+            purpose=launch.purpose,
+            reference=launch.reference,
+            racing=launch.racing,
+        )
+        folder = self._recorder.attempt_folder(launch.purpose, launch.number, attempt)
+        self._events(
+            LaunchStarted(
+                purpose=launch.purpose,
+                number=launch.number,
+                attempt=attempt,
+                label=launch.label,
+                params=launch.params,
+            )
+        )
+        begun = time.time()
+        try:
+            folder.write_plan(plan)
+            outcome = self._submit_and_judge(folder, plan)
+        except BaseException:
+            # Whatever goes wrong here is not the configuration's fault: it is closed and queued
+            # again by the next search.
+            closed = interrupted("the search ended before it", plan_digest=plan.digest, at=begun)
+            with contextlib.suppress(AutotuneError):  # the first error is the one to show
+                self._recorder.record_outcome(launch.purpose, launch.number, attempt, closed)
+            raise
+        self._recorder.record_outcome(launch.purpose, launch.number, attempt, outcome)
+        rank = outcome.failure.rank if outcome.failure is not None else None
+        self._events(
+            LaunchEnded(
+                purpose=launch.purpose,
+                number=launch.number,
+                attempt=attempt,
+                label=launch.label,
+                outcome=outcome,
+                log=str(folder.log_file(rank or 0)),
+            )
+        )
+        return outcome
+
+    def _submit_and_judge(self, folder: AttemptFolder, plan: Plan) -> Outcome:
+        kills = oom_kills()
+        job = self._launcher.submit(folder, plan)
+        try:
+            status = self._watch(job)
+        except BaseException:
+            self._launcher.cancel(job)
+            raise
+        outcome = judge(
+            plan,
+            folder,
+            status,
+            oom_kills=oom_kills() - kills,
+            flops_per_iteration=self._flops.per_iteration,
+            flops_per_s_at_peak=self._flops.per_s_at_peak,
+        )
+        return self._excused(outcome)
+
+    def _watch(self, job: str) -> JobStatus:
+        phase: Phase | None = None
+        while True:
+            status = self._launcher.poll(job, timeout_s=POLL_S)
+            if status.state == "ended":
+                return status
+            if status.phase != phase:
+                phase = status.phase
+                self._events(PhaseChanged(phase=phase))
+            if self._interrupts.requested:
+                self._launcher.cancel(job)
+
+    def _excused(self, outcome: Outcome) -> Outcome:
+        """A trial that died of the same signal that stops the search is interrupted, not failed."""
+        failure = outcome.failure
+        if failure is None or not self._interrupts.requested:
+            return outcome
+        if failure.kind not in ("crash", "infra"):
+            return outcome
+        return dataclasses.replace(
+            outcome,
+            state="interrupted",
+            failure=Failure(kind="interrupted", reason="the search was stopped"),
+        )

@@ -1,0 +1,347 @@
+"""The search proper: baseline, anchors, proposals, until ``--trials`` or the space is used up."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter
+from typing import Any, Final
+
+from autotune.contract.failures import POLICIES
+from autotune.contract.outcome import Outcome
+from autotune.contract.plan import CheckPoint, Racing
+from autotune.errors import EnvironmentFault, InterruptedSearch, NothingFeasibleError
+from autotune.search import disk, history
+from autotune.search.advice import NEXT_STEP, failures_table
+from autotune.search.anchors import find_anchors
+from autotune.search.events import EventSink, Message, Progress
+from autotune.search.interrupts import Interrupts
+from autotune.search.launching import Launch, Runner
+from autotune.search.planning import Planner
+from autotune.search.projection import Projection
+from autotune.search.proposals import START_UP_TRIALS, Exhausted, propose
+from autotune.space.model import Config
+from autotune.store.recorder import StudyRecorder
+from autotune.store.records import (
+    RemeasurementHeader,
+    Role,
+    StudyContents,
+    TrialHeader,
+    TrialRecord,
+    Verdict,
+)
+
+NOISE_EVERY: Final = 8
+"""Trials between two launches of the baseline that measure the noise between launches."""
+UNKNOWN_NOISE: Final = {"cpu": 0.25, "cuda": 0.05}
+"""Noise taken for racing until it is measured; on two CPU cores up to 21 % was seen."""
+ALIKE_CRASHES: Final = 5
+"""Trials that may crash for one and the same reason, which teaches nothing, without a success."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoopSettings:
+    """What the command line asks of the loop."""
+
+    trials: int
+    """How many trials the study is to have."""
+    anchors: bool = True
+    early_stop: bool = True
+
+
+class Loop:
+    """Runs trials until the study has as many as it is to have."""
+
+    def __init__(
+        self,
+        *,
+        settings: LoopSettings,
+        planner: Planner,
+        recorder: StudyRecorder,
+        runner: Runner,
+        projection: Projection,
+        interrupts: Interrupts,
+        events: EventSink,
+    ) -> None:
+        self._settings = settings
+        self._planner = planner
+        self._space = planner.space
+        self._recorder = recorder
+        self._runner = runner
+        self._projection = projection
+        self._interrupts = interrupts
+        self._events = events
+        self._again: set[int] = set()
+        self._crashes: Counter[str] = Counter()
+        self._begun = time.monotonic()
+        self._done_here = 0
+
+    def run(self) -> None:
+        """Run what is missing.
+
+        Raises:
+            NothingFeasibleError: The baseline failed, or trials crash alike.
+            InterruptedSearch: The user asked to stop.
+            EnvironmentFault: The machine failed repeatedly, or the disk is full.
+        """
+        self._baseline()
+        while history.counted(self._contents) < self._settings.trials:
+            self._pause_point()
+            if self._noise_is_due():
+                self.remeasure("baseline", self.baseline.number, None, "baseline again")
+                continue
+            if not self._next_trial():
+                break
+
+    @property
+    def _contents(self) -> StudyContents:
+        return self._recorder.contents()
+
+    @property
+    def baseline(self) -> TrialRecord:
+        """The measured baseline."""
+        found = self._contents.baseline()
+        assert found is not None, "the baseline comes first"
+        return found
+
+    def remeasure(self, role: Role, trial: int, round_: int | None, label: str) -> Outcome:
+        """Launch a trial's configuration again, as a declared re-measurement."""
+        self._pause_point()
+        record = self._contents.trial(trial)
+        assert record is not None
+        number = self._recorder.next_number("remeasurement")
+        self._recorder.open_remeasurement(
+            RemeasurementHeader(
+                number=number,
+                role=role,
+                trial=trial,
+                round=round_,
+                context=self._contents.study.context,
+                created_at=time.time(),
+            )
+        )
+        outcome = self._runner.run(
+            Launch(
+                purpose="remeasurement",
+                number=number,
+                first_attempt=0,
+                config=self._config_again(record),
+                params=record.header.params,
+                label=label,
+                reference=self._reference(),
+                racing=None,
+            )
+        )
+        self._after(outcome)
+        return outcome
+
+    def _baseline(self) -> None:
+        config = self._space.baseline_config()
+        record = self._contents.baseline()
+        if record is not None and record.header.key != config.key:
+            record = None  # the file's baseline changed: the new one is measured
+        if record is not None and record.state == "complete":
+            return
+        self._pause_point()
+        if record is None:
+            record = self._open("baseline", config)
+        self._run_trial(record, config, "baseline")
+        outcome = self._contents.trial(record.number)
+        assert outcome is not None
+        failure = history.failure_of(outcome)
+        if failure is None:
+            return
+        self._recorder.record_verdict(
+            Verdict(
+                verdict="none_feasible",
+                best_trial=None,
+                reason=f"the baseline failed: {failure.reason}",
+                context=self._contents.study.context,
+                space_fingerprint=self._contents.study.space_fingerprint,
+                at=time.time(),
+            )
+        )
+        raise NothingFeasibleError(
+            f"the baseline (trial {record.number}) failed with {failure.kind}: {failure.reason}",
+            hint=failures_table(self._contents),
+        )
+
+    def _next_trial(self) -> bool:
+        """Run one trial: what was cut off, else an anchor, else a proposal. False: none is left."""
+        for record in history.unfinished(self._contents):
+            if record.number not in self._again:
+                self._again.add(record.number)
+                self._run_trial(record, self._config_again(record), record.header.origin)
+                return True
+        launched = history.launched_keys(self._contents)
+        if self._settings.anchors:
+            for anchor in find_anchors(self._space, self._planner.workload):
+                if anchor.config.key not in launched and self._refusal(anchor.config) is None:
+                    record = self._open(f"anchor:{anchor.name}", anchor.config)
+                    self._run_trial(record, anchor.config, f"anchor {anchor.name}")
+                    return True
+        return self._next_proposal()
+
+    def _next_proposal(self) -> bool:
+        proposal = propose(
+            self._space,
+            history.observations(self._contents, self._space),
+            reject=self._refusal,
+            avoid=lambda config: history.is_probably_too_large(self._contents, config),
+            number=self._recorder.next_number("trial"),
+            start_up=START_UP_TRIALS,
+        )
+        if isinstance(proposal, Exhausted):
+            done = history.counted(self._contents)
+            how = "every configuration of the space is launched or ruled out"
+            if not proposal.listed:
+                how = "no configuration is found that is new and keeps the constraints"
+            why = "".join(f"\n  {n} × {reason}" for reason, n in sorted(proposal.rejected.items()))
+            self._events(Message(text=f"the search ends after {done} trials: {how}{why}"))
+            return False
+        record = self._open("proposal", proposal.config)
+        self._run_trial(record, proposal.config, "proposal")
+        return True
+
+    def _refusal(self, config: Config) -> str | None:
+        """Why a configuration costs no launch; ``None`` if it is worth one."""
+        if config.key in history.launched_keys(self._contents):
+            return "already launched"
+        if history.is_too_large(self._contents, config):
+            return "needs at least the memory of one that did not fit"
+        return self._planner.refusal(config)
+
+    def _open(self, origin: str, config: Config) -> TrialRecord:
+        number = self._recorder.next_number("trial")
+        study = self._contents.study
+        self._recorder.open_trial(
+            TrialHeader(
+                number=number,
+                origin=origin,
+                params=self._space.params_of(config),
+                config=dict(config.values),
+                backend=config.backend,
+                key=config.key,
+                context=study.context,
+                space_fingerprint=study.space_fingerprint,
+                inside_space=self._space.assignment_of(config) is not None,
+                created_at=time.time(),
+            )
+        )
+        record = self._contents.trial(number)
+        assert record is not None
+        return record
+
+    def _run_trial(self, record: TrialRecord, config: Config, label: str) -> None:
+        is_baseline = label == "baseline"
+        self._projection.start(record)
+        outcome = self._runner.run(
+            Launch(
+                purpose="trial",
+                number=record.number,
+                first_attempt=record.next_attempt,
+                config=config,
+                params=record.header.params,
+                label=label,
+                reference=() if is_baseline else self._reference(),
+                racing=None if is_baseline else self._racing(),
+            )
+        )
+        done = self._contents.trial(record.number)
+        assert done is not None
+        self._projection.finish(done, self._log_of(done))
+        self._after(outcome)
+        if not is_baseline:
+            self._watch_crashes(outcome)
+
+    def _log_of(self, record: TrialRecord) -> str:
+        folder = self._contents.last_attempt("trial", record.number)
+        failure = history.failure_of(record)
+        rank = failure.rank if failure is not None and failure.rank is not None else 0
+        return "" if folder is None else str(folder.log_file(rank))
+
+    def _after(self, outcome: Outcome) -> None:
+        """Say where the search stands; stop when the launch ended for a reason of the machine."""
+        self._done_here += 1
+        self._events(self._progress())
+        failure = outcome.failure
+        if failure is None or POLICIES[failure.kind].counts:
+            return
+        if failure.kind == "interrupted" or self._interrupts.requested:
+            raise InterruptedSearch("the search was stopped")
+        raise EnvironmentFault(
+            f"the machine failed {POLICIES[failure.kind].max_retries + 1} times: {failure.reason}",
+            hint=f"{NEXT_STEP[failure.kind]}; then the same command resumes",
+        )
+
+    def _watch_crashes(self, outcome: Outcome) -> None:
+        """Stop when trials crash alike: nothing is learnt of it, so it would go on to the end."""
+        if outcome.failure is None:
+            self._crashes.clear()
+            return
+        if POLICIES[outcome.failure.kind].teaches:
+            return
+        self._crashes[outcome.failure.reason] += 1
+        if self._crashes[outcome.failure.reason] >= ALIKE_CRASHES:
+            raise NothingFeasibleError(
+                f"{ALIKE_CRASHES} trials crashed alike: {outcome.failure.reason}",
+                hint=failures_table(self._contents),
+            )
+
+    def _progress(self) -> Progress:
+        contents = self._contents
+        counted = history.counted(contents)
+        ranked = history.ranking(contents)
+        base = contents.baseline()
+        left: float | None = None
+        if self._done_here:
+            each = (time.monotonic() - self._begun) / self._done_here
+            left = each * max(0, self._settings.trials - counted)
+        return Progress(
+            counted=counted,
+            trials=self._settings.trials,
+            baseline_s_per_it=history.s_per_it(contents, base.number) if base else None,
+            best_trial=ranked[0].number if ranked else None,
+            best_s_per_it=history.s_per_it(contents, ranked[0].number) if ranked else None,
+            seconds_left=left,
+        )
+
+    def _pause_point(self) -> None:
+        if self._interrupts.requested:
+            raise InterruptedSearch("the search was stopped")
+        disk.check_room(self._recorder.folder.path)
+
+    def _noise_is_due(self) -> bool:
+        contents = self._contents
+        done = sum(
+            again.header.role == "baseline"
+            and again.header.round is None
+            and again.header.context == contents.study.context
+            and again.state not in ("interrupted", "running")
+            for again in contents.remeasurements
+        )
+        return done < history.counted(contents) // NOISE_EVERY
+
+    def _reference(self) -> tuple[CheckPoint, ...]:
+        measurement = self.baseline.measurement
+        assert measurement is not None
+        return measurement.checks
+
+    def _racing(self) -> Racing | None:
+        ranked = history.ranking(self._contents)
+        if not self._settings.early_stop or not ranked:
+            return None
+        best = history.s_per_it(self._contents, ranked[0].number)
+        if best is None:
+            return None
+        noise = history.noise_share(self._contents)
+        unknown = UNKNOWN_NOISE[self._planner.topology.device]
+        return Racing(best_s_per_it=best, noise_share=unknown if noise is None else noise)
+
+    def _config_again(self, record: TrialRecord) -> Config:
+        """The recorded configuration as the present space resolves it."""
+        baseline = self._space.baseline_config()
+        if record.header.key == baseline.key:
+            return baseline
+        assignment: dict[str, Any] | None = self._space.assignment_of(history.config_of(record))
+        return history.config_of(record) if assignment is None else self._space.resolve(assignment)

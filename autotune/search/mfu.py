@@ -1,0 +1,47 @@
+"""What the model FLOP utilisation is computed from."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from autotune.contract.plan import Topology, Workload
+from autotune.search.devices import Devices
+from autotune.search.launching import Flops
+from autotune.search.workload import flops_per_iteration
+
+PEAK_FLOPS: Final[tuple[tuple[str, dict[str, float]], ...]] = (
+    ("H200", {"bf16": 989e12, "fp32": 67e12}),
+    ("GH200", {"bf16": 989e12, "fp32": 67e12}),
+    ("H100 PCIe", {"bf16": 756e12, "fp32": 51e12}),
+    ("H100 NVL", {"bf16": 835e12, "fp32": 60e12}),
+    ("H100", {"bf16": 989e12, "fp32": 67e12}),
+    ("H800", {"bf16": 989e12, "fp32": 67e12}),
+    ("A100", {"bf16": 312e12, "fp32": 19.5e12}),
+    ("A800", {"bf16": 312e12, "fp32": 19.5e12}),
+    ("L40S", {"bf16": 362e12, "fp32": 91.6e12}),
+    ("A40", {"bf16": 150e12, "fp32": 37.4e12}),
+    ("A10", {"bf16": 125e12, "fp32": 31.2e12}),
+    ("B200", {"bf16": 2250e12, "fp32": 75e12}),
+)
+"""Part of the device's name to its dense peak (FLOP/s) by number format, from NVIDIA's data
+sheets; the first that fits. TF32 is not assumed for fp32."""
+
+
+def flops_of(workload: Workload, topology: Topology, devices: Devices) -> Flops:
+    """Return the workload's FLOPs and the peak of its devices; unknown on a CPU."""
+    if topology.device == "cpu":
+        return Flops(per_iteration=None, per_s_at_peak=None)
+    peaks = [
+        _peak(device.name, workload.precision.compute)
+        for device in devices.found[: topology.processes]
+    ]
+    known = [peak for peak in peaks if peak is not None]
+    total = sum(known) if len(known) == topology.processes else None
+    return Flops(per_iteration=flops_per_iteration(workload), per_s_at_peak=total)
+
+
+def _peak(name: str, precision: str) -> float | None:
+    for part, by_format in PEAK_FLOPS:
+        if part in name:
+            return by_format[precision]
+    return None

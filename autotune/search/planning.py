@@ -1,0 +1,169 @@
+"""The plan of one launch, and the rules of measuring that every plan of a study shares."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+from autotune import registry
+from autotune.backends.base import Backend
+from autotune.contract.plan import (
+    Batching,
+    CheckPoint,
+    Deadlines,
+    Measuring,
+    Numerics,
+    Plan,
+    Precision,
+    Purpose,
+    Racing,
+    Schedule,
+    Topology,
+    Workload,
+)
+from autotune.data.schedule import make_schedule
+from autotune.errors import InputError
+from autotune.space.model import Config
+from autotune.space.search_space import SearchSpace
+
+CPU_MEASURING: Final = Measuring(
+    warmup_tolerance=0.10,
+    warmup_max_cycles=2,
+    interval_share=0.05,
+    window_s=4.0,
+    window_iterations=24,
+)
+GPU_MEASURING: Final = Measuring(
+    warmup_tolerance=0.02,
+    warmup_max_cycles=4,
+    interval_share=0.01,
+    window_s=20.0,
+    window_iterations=40,
+)
+PHASE_LIMITS_S: Final[Mapping[str, float]] = {"launch": 60.0, "init": 120.0, "teardown": 30.0}
+"""Phases that no configuration makes slow: longer is a hang. The others share the total limit."""
+
+
+def measuring(topology: Topology) -> Measuring:
+    """Rules of warm-up and timing for the device (DESIGN.md, "Measuring")."""
+    return GPU_MEASURING if topology.device == "cuda" else CPU_MEASURING
+
+
+def numerics(precision: Precision, reference: tuple[CheckPoint, ...]) -> Numerics:
+    """Tolerances by precision (DESIGN.md, "Numerics").
+
+    Before any update the backends agree to 3e-7 in float32 and, with rounded weights and float32
+    reduction, to 1e-5 in bf16; other cuts of the batch move bf16's rounding by up to 5e-3 in the
+    norm. Wrong gradient scaling is off by whole factors.
+    """
+    formats = (precision.compute, precision.master, precision.accumulate, precision.reduce)
+    if "bf16" in formats:
+        return Numerics(
+            reference=reference,
+            first_loss_tolerance=2e-3,
+            first_norm_tolerance=1e-2,
+            loss_tolerance=1e-2,
+            norm_tolerance=5e-2,
+        )
+    return Numerics(
+        reference=reference,
+        first_loss_tolerance=1e-5,
+        first_norm_tolerance=1e-5,
+        loss_tolerance=1e-4,
+        norm_tolerance=1e-3,
+    )
+
+
+def deadlines(max_trial_time_s: float) -> Deadlines:
+    """Limits of one trial; no phase may take longer than the whole."""
+    return Deadlines(
+        total_s=max_trial_time_s,
+        phase_s={name: min(limit, max_trial_time_s) for name, limit in PHASE_LIMITS_S.items()},
+    )
+
+
+@dataclasses.dataclass(kw_only=True)
+class Planner:
+    """Makes the plans of one study. Schedules are kept: many configurations share a cut."""
+
+    study: str
+    space: SearchSpace
+    """Bound to ``topology``."""
+    workload: Workload
+    topology: Topology
+    _schedules: dict[tuple[Any, ...], Schedule | str] = dataclasses.field(default_factory=dict)
+
+    def plan(
+        self,
+        config: Config,
+        *,
+        number: int,
+        attempt: int,
+        purpose: Purpose,
+        reference: tuple[CheckPoint, ...],
+        racing: Racing | None,
+    ) -> Plan:
+        """Return the plan of one launch of ``config``.
+
+        Raises:
+            InputError: The batches cannot be cut this way; :meth:`refusal` says so before.
+        """
+        schedule = self._schedule(config)
+        if isinstance(schedule, str):
+            raise InputError(schedule)
+        return Plan(
+            study=self.study,
+            number=number,
+            attempt=attempt,
+            purpose=purpose,
+            key=config.key,
+            backend=config.backend,
+            config=dict(config.values),
+            verify=self._verify(config),
+            unverified=dict(self.space.unverified.get(config.backend, {})),
+            workload=self.workload,
+            schedule=schedule,
+            topology=self.topology,
+            measuring=dataclasses.replace(measuring(self.topology), racing=racing),
+            numerics=numerics(self.workload.precision, reference),
+            deadlines=deadlines(self.space.search.max_trial_time_s),
+            memory_margin_share=self.space.search.memory_margin_share,
+        )
+
+    def refusal(self, config: Config) -> str | None:
+        """Why ``config`` is known not to run here, without a launch; ``None`` if it may."""
+        schedule = self._schedule(config)
+        if isinstance(schedule, str):
+            return schedule
+        backend = cast("Backend", registry.load("backends", config.backend)())
+        return backend.validate(config.values, self.workload, self.topology)
+
+    def _schedule(self, config: Config) -> Schedule | str:
+        """The cut of the batches, or why there is none."""
+        batching: Batching = config.values["workload.batching"]
+        cut = (
+            batching,
+            config.values["workload.micro_batch"],
+            config.values["workload.max_tokens"],
+        )
+        if cut not in self._schedules:
+            try:
+                self._schedules[cut] = make_schedule(
+                    self.workload.samples,
+                    global_batch=self.workload.global_batch,
+                    distinct_batches=self.workload.distinct_batches,
+                    batching=batching,
+                    micro_batch=cut[1],
+                    max_tokens=cut[2],
+                    processes=self.topology.processes,
+                )
+            except (ValueError, InputError) as error:
+                self._schedules[cut] = str(error)
+        return self._schedules[cut]
+
+    def _verify(self, config: Config) -> tuple[str, ...]:
+        """All that the user tunes or sets and that is live in ``config``."""
+        named = {param.knob for param in self.space.params}
+        named |= set(self.space.fixed) | set(self.space.baseline)
+        return tuple(name for name in config.values if name in named and name not in config.dead)

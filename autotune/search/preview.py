@@ -1,0 +1,85 @@
+"""What a search is going to do, in words and as data: ``--dry-run``."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from autotune.search.anchors import find_anchors
+from autotune.search.confirm import ROUNDS
+from autotune.search.planning import measuring
+from autotune.search.preflight import Prepared, plain_params
+from autotune.search.proposals import space_size
+from autotune.space.canonical import domain_words
+
+OVERHEAD_S: Final = {"cpu": 3.0, "cuda": 30.0}
+"""Rough time of a trial beside its timed window (s): start, build, warm-up, probe."""
+
+
+def preview(prepared: Prepared) -> dict[str, Any]:
+    """Return the plan of the search as plain data."""
+    space, topology, model = prepared.space, prepared.topology, prepared.workload.model
+    anchors = find_anchors(space, prepared.workload)
+    rules = measuring(topology)
+    each = min(rules.window_s + OVERHEAD_S[topology.device], space.search.max_trial_time_s)
+    size = space_size(space)
+    trials = prepared.trials if size is None else min(prepared.trials, size + 1)
+    exists = prepared.folder.study_file.exists()
+    return {
+        "schema_version": 1,
+        "dry_run": True,
+        "study": prepared.folder.name,
+        "resumes": exists,
+        "model": {"name": model.name, "family": model.family, "parameters": model.num_parameters},
+        "backends": list(space.backends),
+        "topology": {"processes": topology.processes, "device": topology.device},
+        "global_batch": prepared.workload.global_batch,
+        "tokens_per_iteration": sum(prepared.workload.samples.lengths)
+        / prepared.workload.distinct_batches,
+        "params": {param.name: domain_words(param.domain) for param in space.params},
+        "fixed": dict(space.fixed),
+        "constraints": [one.text for one in space.constraints],
+        "configurations": size,
+        "dropped": [
+            {"param": one.param, "value": one.value, "reason": one.reason} for one in space.dropped
+        ],
+        "baseline": space.params_of(space.baseline_config()),
+        "anchors": {one.name: one.assignment for one in anchors},
+        "sampler": prepared.sampler,
+        "trials": prepared.trials,
+        "confirmation_launches": 2 * ROUNDS,
+        "estimated_s": {
+            "typical": each * (trials + 2 * ROUNDS),
+            "longest": space.search.max_trial_time_s * (trials + 2 * ROUNDS),
+        },
+        "notes": list(prepared.notes),
+    }
+
+
+def preview_lines(prepared: Prepared) -> list[str]:
+    """Return the plan of the search for people."""
+    plan = preview(prepared)
+    size = plan["configurations"]
+    many = size is None or size > 1_000_000
+    count = "more than a million" if many else f"at most {size:,}"
+    lines = [
+        f"study {plan['study']}{' (goes on)' if plan['resumes'] else ''}: {plan['trials']} trials "
+        f"with sampler {plan['sampler']}, then {plan['confirmation_launches']} launches to confirm",
+        f"model {plan['model']['name']}: {plan['model']['family']}, "
+        f"{plan['model']['parameters']:,} parameters",
+        f"runs on {plan['topology']['processes']} × {plan['topology']['device']} "
+        f"with {', '.join(plan['backends'])}",
+        f"an iteration: {plan['global_batch']} samples, {plan['tokens_per_iteration']:,.0f} tokens",
+        f"space: {count} configurations",
+        *(f"  {name}: {text}" for name, text in plan["params"].items()),
+        *(f"  always {name} = {value}" for name, value in plan["fixed"].items()),
+        *(f"  constraint {text}" for text in plan["constraints"]),
+        f"baseline: {plain_params(plan['baseline'])}",
+        *(f"anchor {name}: {plain_params(values)}" for name, values in plan["anchors"].items()),
+        f"about {_minutes(plan['estimated_s']['typical'])}, "
+        f"at most {_minutes(plan['estimated_s']['longest'])}",
+    ]
+    return [*lines, *plan["notes"], "dry run: nothing was started or written"]
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60.0:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"

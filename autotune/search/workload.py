@@ -1,0 +1,83 @@
+"""The work of every trial of a study: model, samples, optimizer, precision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from autotune.contract import codec, jsonfile
+from autotune.contract.plan import Model, Samples, Topology, Workload
+from autotune.data.samples import make_samples
+from autotune.errors import InputError
+from autotune.models.family import family_of
+from autotune.models.resolve import resolve_model
+from autotune.space.search_space import SearchSpace
+
+DISTINCT_BATCHES: Final = 4
+"""Global batches in the cycle that every trial repeats."""
+
+
+def make_workload(space: SearchSpace, *, data_folder: Path) -> Workload:
+    """Return the workload that a space file states.
+
+    Args:
+        space: The space.
+        data_folder: Where the tokens of a JSON Lines data set are written; nothing is written
+            for drawn lengths.
+
+    Raises:
+        InputError: The model or the data cannot be used.
+        EnvironmentFault: The hub cannot be reached, or the folder cannot be written.
+    """
+    spec = space.workload
+    if spec.finetune != "full":
+        raise InputError(f"workload.finetune: {spec.finetune} is not known", hint="known: full")
+    model = resolve_model(spec.model, load_weights=spec.load_weights)
+    return Workload(
+        model=model,
+        finetune="full",
+        global_batch=spec.global_batch,
+        distinct_batches=DISTINCT_BATCHES,
+        samples=_samples(space, model, data_folder),
+        optimizer=spec.optimizer,
+        precision=spec.precision,
+    )
+
+
+def context_of(workload: Workload, topology: Topology, environment_fingerprint: str) -> str:
+    """Return the digest of all that must be equal for two times to be comparable.
+
+    Where the token file lies is left out: its hash is in, and a runs folder may be moved.
+    """
+    work = codec.to_json(workload)
+    work["samples"]["token_file"] = None
+    return jsonfile.digest(
+        {
+            "workload": work,
+            "topology": codec.to_json(topology),
+            "environment": environment_fingerprint,
+        }
+    )
+
+
+def flops_per_iteration(workload: Workload) -> float:
+    """Model FLOPs of a mean iteration: forward and backward of its real tokens."""
+    lengths = workload.samples.lengths
+    family = family_of(workload.model.family)
+    per_token = family.flops_per_token(workload.model.config, lengths)
+    return per_token * sum(lengths) / workload.distinct_batches
+
+
+def _samples(space: SearchSpace, model: Model, data_folder: Path) -> Samples:
+    data = space.workload.data
+    return make_samples(
+        lengths=data.lengths,
+        jsonl=data.jsonl,
+        tokenizer=data.tokenizer,
+        max_length=data.max_length,
+        seed=data.seed,
+        global_batch=space.workload.global_batch,
+        distinct_batches=DISTINCT_BATCHES,
+        vocab_size=family_of(model.family).vocab_size(model.config),
+        folder=data_folder,
+    )

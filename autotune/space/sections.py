@@ -1,0 +1,311 @@
+"""The fixed part of a space file: its keys, and the sections that are no knobs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Literal, cast, get_args
+
+from autotune.contract.plan import DType, Optimizer, Precision
+from autotune.knobs import reasons
+from autotune.space import reading
+from autotune.space.catalogue import Catalogue
+from autotune.space.model import DataSource, WorkloadSpec
+from autotune.space.nodes import Entry, Node, Scalar, Table
+from autotune.space.place import Place
+
+KEYS: Final[dict[str, tuple[str, ...]]] = {
+    "": (
+        "version",
+        "backend",
+        "workload",
+        "topology",
+        "fixed",
+        "baseline",
+        "params",
+        "unverified",
+        "constraints",
+        "search",
+    ),
+    "workload": (
+        "model",
+        "load_weights",
+        "finetune",
+        "global_batch",
+        "batching",
+        "micro_batch",
+        "max_tokens",
+        "activation_checkpointing",
+        "data",
+        "optimizer",
+        "precision",
+    ),
+    "workload.data": ("lengths", "max_length", "seed", "jsonl", "tokenizer"),
+    "workload.optimizer": ("lr", "weight_decay", "gradient_clipping", "betas", "eps"),
+    "workload.precision": ("compute", "master", "accumulate", "reduce"),
+    "topology": ("processes",),
+    "search": ("trials", "sampler", "seed", "max_trial_time", "memory_margin", "allow"),
+}
+"""Section to its keys. ``fixed``, ``baseline`` and ``params`` hold knobs."""
+
+KNOB_SECTIONS: Final = ("params", "fixed", "baseline")
+LENGTHS: Final = ("ultrachat-like",)
+DTYPES: Final = get_args(DType)
+WORKLOAD_KNOBS: Final = ("batching", "micro_batch", "max_tokens", "activation_checkpointing")
+"""Knobs that ``workload:`` may state: as in ``baseline:``."""
+
+_MEANT: Final = {
+    "model_name": "model",
+    "name": "model",
+    "batch_size": "global_batch",
+    "parameters": "params",
+    "knobs": "params",
+    "space": "params",
+    "n_trials": "trials",
+    "timeout": "max_trial_time",
+    "max_seq_length": "max_length",
+    "seq_length": "max_length",
+    "sequence_length": "max_length",
+    "learning_rate": "lr",
+    "max_grad_norm": "gradient_clipping",
+    "world_size": "processes",
+    "gpus": "processes",
+}
+
+
+def entries(section: Table | None) -> list[Entry]:
+    """The entries of a section without the names that start with ``x-``."""
+    if section is None:
+        return []
+    return [entry for key, entry in section.entries.items() if not key.startswith("x-")]
+
+
+def check_keys(section: Table | None, path: str, catalogue: Catalogue | None) -> None:
+    """Refuse keys that ``path`` does not have.
+
+    Raises:
+        SpaceError: Names the nearest known key, or the section where the key belongs.
+    """
+    for entry in entries(section):
+        if entry.key not in KEYS[path]:
+            raise unknown_key(entry.key, entry.place, path, catalogue)
+
+
+def unknown_key(key: str, place: Place, path: str, catalogue: Catalogue | None) -> Exception:
+    """Return the error for a key that does not belong under ``path``."""
+    where = f"under {path}" if path else "at the top level"
+    message = f"unknown key {reading.shown(key)} {where}"
+    known = KEYS.get(path, ())
+    if path == "search" and key in ("objective", "metric"):
+        hint = "the objective is seconds per iteration over one fixed global batch"
+        return place.error(message, hint=hint)
+    for refused in reasons.REFUSED.values():
+        if key in refused:
+            return place.error(message, hint=f"{key}: {refused[key]}")
+    homes = [section for section, keys in KEYS.items() if key in keys and section != path]
+    meant = _MEANT.get(key)
+    if homes:
+        home = homes[0]
+        return place.error(
+            message, hint=f"{key} belongs {'under ' + home if home else 'at the top level'}"
+        )
+    if catalogue is not None and catalogue.get(key) is not None:
+        return place.error(
+            message, hint=f"{key} is a knob: it belongs under params, fixed or baseline"
+        )
+    if meant in known:
+        return place.error(message, hint=f"did you mean {meant}?")
+    for section, keys in KEYS.items():
+        if meant in keys:
+            return place.error(message, hint=f"did you mean {section}.{meant}?".replace("?.", "?"))
+    names = (*known, *catalogue.names) if catalogue is not None and not path else known
+    close = reading.nearest(key, names)
+    if close is not None and close not in known:
+        return place.error(
+            message, hint=f"did you mean the knob {close}? It belongs under params, fixed, baseline"
+        )
+    return place.error(message, hint=reading.suggestion(key, known))
+
+
+def workload(root: Table, catalogue: Catalogue, base: Path) -> WorkloadSpec:
+    """Read ``workload:`` without its knobs.
+
+    Raises:
+        SpaceError: A required key is missing, or a value is wrong.
+    """
+    section = _required(root, "workload", "")
+    table = reading.table(section, "workload")
+    if table is None:
+        raise section.place.error(
+            "workload is empty", hint="it needs at least model and global_batch"
+        )
+    check_keys(table, "workload", catalogue)
+    finetune = value(table, "finetune", "full", lambda n: reading.text(n, "finetune", ("full",)))
+    return WorkloadSpec(
+        model=reading.text(_required(table, "model", "workload"), "workload.model"),
+        load_weights=value(
+            table, "load_weights", False, lambda n: reading.boolean(n, "workload.load_weights")
+        ),
+        finetune=finetune,
+        global_batch=reading.integer(
+            _required(table, "global_batch", "workload"), "workload.global_batch", low=1, high=2**31
+        ),
+        data=_data(reading.table(table.get("data"), "workload.data"), catalogue, base),
+        optimizer=_optimizer(
+            reading.table(table.get("optimizer"), "workload.optimizer"), catalogue
+        ),
+        precision=_precision(table.get("precision"), catalogue),
+    )
+
+
+def _required(table: Table, key: str, path: str) -> Node:
+    node = table.get(key)
+    full = f"{path}.{key}" if path else key
+    if node is None:
+        hints = {
+            "version": "write version: 1",
+            "backend": "write backend: zero3, or fsdp2",
+            "workload.model": "write for example model: qwen3-tiny",
+            "workload.global_batch": "it is the number of samples of one iteration; without it "
+            "seconds per iteration would compare unequal work",
+        }
+        raise table.place.error(f"the required key {full} is missing", hint=hints.get(full))
+    return node
+
+
+def value(table: Table | None, key: str, default: Any, read: Callable[[Node], Any]) -> Any:
+    """Return ``table[key]`` as ``read`` reads it, or ``default`` where the key is absent."""
+    node = None if table is None else table.get(key)
+    if node is None:
+        return default
+    if isinstance(node, Scalar) and not node.quoted and node.text == "":
+        raise node.place.error(f"{key} has no value", hint=f"remove it for the default, {default}")
+    return read(node)
+
+
+def _data(table: Table | None, catalogue: Catalogue, base: Path) -> DataSource:
+    check_keys(table, "workload.data", catalogue)
+    what = "workload.data."
+    jsonl = value(table, "jsonl", None, lambda n: reading.text(n, what + "jsonl"))
+    lengths = value(table, "lengths", None, lambda n: reading.text(n, what + "lengths", LENGTHS))
+    tokenizer = value(table, "tokenizer", None, lambda n: reading.text(n, what + "tokenizer"))
+    if table is not None:
+        if jsonl is not None and lengths is not None:
+            raise table.entries["jsonl"].place.error(
+                "workload.data has both lengths and jsonl", hint="keep one of them"
+            )
+        if jsonl is not None and tokenizer is None:
+            raise table.entries["jsonl"].place.error(
+                "workload.data.jsonl needs a tokenizer",
+                hint="write tokenizer: with a folder or a hub id",
+            )
+        if jsonl is None and tokenizer is not None:
+            raise table.entries["tokenizer"].place.error(
+                "workload.data.tokenizer is used with jsonl only", hint="remove it, or give jsonl"
+            )
+    return DataSource(
+        lengths=None if jsonl is not None else (lengths or LENGTHS[0]),
+        jsonl=None if jsonl is None else str(_located(jsonl, base)),
+        tokenizer=None if tokenizer is None else _tokenizer(tokenizer, base),
+        max_length=value(
+            table, "max_length", 8192, lambda n: reading.integer(n, what + "max_length", low=2)
+        ),
+        seed=value(
+            table, "seed", 0, lambda n: reading.integer(n, what + "seed", low=0, high=2**63 - 1)
+        ),
+    )
+
+
+def _located(name: str, base: Path) -> Path:
+    """A file beside the space file, else one in the current folder."""
+    given = Path(name).expanduser()
+    beside = (base / given).absolute()
+    return beside if _exists(beside) or not _exists(given) else given.absolute()
+
+
+def _tokenizer(name: str, base: Path) -> str:
+    located = _located(name, base)
+    return str(located) if _exists(located) else name
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def _optimizer(table: Table | None, catalogue: Catalogue) -> Optimizer:
+    check_keys(table, "workload.optimizer", catalogue)
+    what = "workload.optimizer."
+
+    def number(key: str, default: float, high: float | None = None) -> float:
+        return float(
+            value(table, key, default, lambda n: reading.real(n, what + key, low=0, high=high))
+        )
+
+    return Optimizer(
+        lr=number("lr", 1e-5),
+        weight_decay=number("weight_decay", 0.0),
+        gradient_clipping=number("gradient_clipping", 1.0),
+        betas=value(table, "betas", (0.9, 0.999), _betas),
+        eps=number("eps", 1e-8),
+    )
+
+
+def _betas(node: Node) -> tuple[float, ...]:
+    items = reading.sequence(node, "workload.optimizer.betas")
+    if len(items) != 2:
+        raise node.place.error("workload.optimizer.betas needs two numbers, as in [0.9, 0.999]")
+    values = tuple(reading.real(item, "a beta", low=0) for item in items)
+    for beta, item in zip(values, items, strict=True):
+        if beta >= 1:
+            raise item.place.error(f"a beta must be below 1, found {beta}")
+    return values
+
+
+def _precision(node: Node | None, catalogue: Catalogue) -> Precision:
+    if node is not None and isinstance(node, Table):
+        check_keys(node, "workload.precision", catalogue)
+        if node.get("compute") is None:
+            raise node.place.error("workload.precision needs compute", hint="write compute: bf16")
+        formats = {
+            key: value(
+                node, key, "fp32", functools.partial(_dtype, what=f"workload.precision.{key}")
+            )
+            for key in KEYS["workload.precision"]
+        }
+        return Precision(**formats)
+    compute = "fp32" if node is None else _dtype(node, "workload.precision")
+    return Precision(compute=compute, master="fp32", accumulate="fp32", reduce="fp32")
+
+
+def _dtype(node: Node, what: str) -> Literal["fp32", "bf16"]:
+    found = reading.scalar(node, what, f"one of {', '.join(DTYPES)}")
+    names = {"float32": "fp32", "bfloat16": "bf16"}
+    if found.text in names:
+        raise found.place.error(f"{what} is written {names[found.text]} here")
+    return cast("DType", reading.text(found, what, DTYPES))
+
+
+def processes(root: Table, catalogue: Catalogue) -> int | None:
+    """Read ``topology.processes``; ``None`` is ``auto``."""
+    table = reading.table(root.get("topology"), "topology")
+    check_keys(table, "topology", catalogue)
+    node = None if table is None else table.get("processes")
+    if node is None or (isinstance(node, Scalar) and node.text == "auto"):
+        return None
+    what = "topology.processes"
+    if isinstance(node, Scalar) and not node.text[:1].isdigit() and node.text[:1] not in "+-.":
+        raise node.place.error(f"{what} needs auto or a number, found {reading.describe(node)}")
+    return reading.integer(node, what, low=1, high=1_000_000)
+
+
+def required(root: Table, key: str) -> Node:
+    """Return a required top-level key.
+
+    Raises:
+        SpaceError: It is missing.
+    """
+    return _required(root, key, "")

@@ -1,0 +1,63 @@
+"""``unverified:``: engine keys that the knob tables do not know, passed through as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotune.knobs import reasons
+from autotune.space import reading, sections
+from autotune.space.catalogue import Catalogue
+from autotune.space.nodes import Table
+
+
+def read_unverified(root: Table, catalogue: Catalogue) -> dict[str, dict[str, Any]]:
+    """Read ``unverified:``: engine name to keys.
+
+    Raises:
+        SpaceError: Another engine, or a key that the knob tables or the workload know.
+    """
+    table = reading.table(root.get("unverified"), "unverified")
+    found: dict[str, dict[str, Any]] = {}
+    engines = {**reasons.ENGINES, **{b: b for b in catalogue.backends if b != "zero3"}}
+    for entry in sections.entries(table):
+        owner = engines.get(entry.key)
+        if owner is None:
+            names = [name for name, of in engines.items() if of in catalogue.backends]
+            raise entry.place.error(
+                f"unverified has keys of engines, not {reading.shown(entry.key)}",
+                hint=f"write unverified: {{{names[0]}: {{{entry.key}: …}}}}",
+            )
+        if owner not in catalogue.backends:
+            raise entry.place.error(
+                f"unverified.{entry.key} does nothing: the backend is "
+                f"{', '.join(catalogue.backends)}"
+            )
+        inner = reading.table(entry.value, f"unverified.{entry.key}")
+        if inner is not None:
+            _check_unverified(inner, entry.key, owner, catalogue, top=True)
+            found[entry.key] = reading.plain(inner, f"unverified.{entry.key}")
+    return found
+
+
+def _check_unverified(
+    table: Table, engine: str, owner: str, catalogue: Catalogue, *, top: bool
+) -> None:
+    """Refuse keys that the tables know: there they are typed, read back and compared."""
+    known = {
+        k.name.removeprefix("stage3_"): k for k in catalogue.knobs.values() if k.owner == owner
+    }
+    for entry in table.entries.values():
+        key = entry.key.removeprefix("stage3_")
+        if top and entry.key in reasons.RESERVED_KEYS.get(engine, {}):
+            reason = reasons.RESERVED_KEYS[engine][entry.key]
+            raise entry.place.error(f"unverified may not set {entry.key}: {reason}")
+        if key in known:
+            raise entry.place.error(
+                f"{entry.key} is a known knob and is not passed through",
+                hint=f"put {known[key].name} under fixed, baseline or params",
+            )
+        if entry.key in reasons.REFUSED.get(owner, {}):
+            reason = reasons.REFUSED[owner][entry.key]
+            raise entry.place.error(f"unverified may not set {entry.key}: {reason}")
+        if isinstance(entry.value, Table):
+            _check_unverified(entry.value, engine, owner, catalogue, top=False)
