@@ -130,7 +130,7 @@ def measured(s_per_it: float, *, state: str = "complete", **changes: Any) -> Out
         plan_digest="",
         state=state,  # type: ignore[arg-type]
         measurement=make_measurement(s_per_it, **changes),
-        submitted_at=100.0,
+        submitted_at=30.0,
         wall_s=s_per_it * 13 + 0.5,
         overhead_s=0.5,
         timed_s=s_per_it * 8,
@@ -144,7 +144,7 @@ def failed(kind: str, reason: str = "", **changes: Any) -> Outcome:
         plan_digest="",
         state="interrupted" if kind == "interrupted" else "failed",
         failure=failure,
-        submitted_at=100.0,
+        submitted_at=30.0,
         wall_s=3.0,
         overhead_s=3.0,
         timed_s=0.0,

@@ -237,3 +237,15 @@ def test_reading_commands_load_no_heavy_library(runs: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_damaged_study_record_is_named_and_the_database_answers(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """BUG-068: nothing in a folder is run, and one bad file costs no report."""
+    file = runs / "demo" / "study.json"
+    file.write_bytes(b"\x80\x04 a pickle")
+    made = call_json(capsys, "report", "--runs", runs)
+    assert made["best"]["trial"] == 1
+    assert str(file) in made["problems"][0]
+    assert file.read_bytes() == b"\x80\x04 a pickle"
