@@ -184,6 +184,12 @@ def test_tuned_bounds_beyond_doubles_are_refused_and_fixed_ones_pass(load: Load)
     assert space.baseline_config().values[f"zero3.{name}"] == top
 
 
+def test_more_than_64_bits_is_no_value(load: Load) -> None:
+    """BUG-007"""
+    error = fault(load, "reduce_bucket_size: {choices: [1, 9223372036854775808]}")
+    assert "must be at most 9223372036854775807" in str(error)
+
+
 def test_neighbouring_large_choices_stay_apart(load: Load) -> None:
     """BUG-007"""
     space = load("reduce_bucket_size: {choices: [500000003, 500000001]}")
