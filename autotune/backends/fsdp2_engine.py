@@ -172,7 +172,7 @@ def build(settings: dict[str, Any], plan: Plan, rank: RankContext) -> Fsdp2Engin
     if settings["unverified"]:
         raise IncompatibleConfigError("FSDP2 has no configuration to pass unverified keys to")
     family = family_of(plan.workload.model.family)
-    module = family.build(plan.workload.model, dtype=settings["master_dtype"])
+    module = family.build(plan.workload.model, dtype=TORCH_DTYPES[settings["master_dtype"]])
     source = WeightSource.of(plan.workload.model, module)
     if plan.config.get("workload.activation_checkpointing", "none") == "full":
         checkpointing.enable_full(module)

@@ -24,13 +24,13 @@ _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
-def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when ``parent`` dies; end now if it already has.
+def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send signal ``number`` when ``parent`` dies; end now if it already has.
 
     The kernel watches the *thread* that forked, so the parent must have forked in a thread that
     stays (``man 2 PR_SET_PDEATHSIG``).
     """
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os._exit(1)
 

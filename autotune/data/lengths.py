@@ -26,9 +26,9 @@ def draw_lengths(kind: str, *, num_samples: int, max_length: int, seed: int) -> 
     ``ultrachat-like`` is a log-normal distribution with mean 1,258 and sigma 0.45, clipped to
     16…8,192 and scaled by ``max_length`` / 8,192, at least 2 tokens. The mean is that of the
     ultrachat_200k training split in a published fine-tuning run (9,396 tokens/s × 27,840 s ÷
-    207,865 samples); sigma is the one for which greedy padded batches of 8,192 tokens are 36 %
-    more numerous than packed ones, as that run reports. It is pinned, so that the gain of
-    packing cannot be dialled.
+    207,865 samples); sigma is the one for which packing needs 36 % fewer micro-batches of 8,192
+    tokens than greedy padding in random order, as that run reports. It is pinned, so that the
+    gain of packing cannot be dialled.
 
     Only ``random.Random.random`` is used: Python keeps its sequence across versions, and no
     other method's.

@@ -62,10 +62,9 @@ def make_samples(
     tokenizer: str | None,
     max_length: int,
     seed: int,
-    global_batch: int,
-    distinct_batches: int,
+    num_samples: int,
     vocab_size: int,
-    folder: Path,
+    folder: Path | None,
 ) -> Samples:
     """Return the stream's samples: drawn, or tokenised from the user's file.
 
@@ -76,10 +75,9 @@ def make_samples(
         max_length: Longest sample in tokens. Longer ones of a file lose their end, as trainers
             do it; ``truncated`` counts them.
         seed: Order of a file's samples; lengths and tokens of drawn ones.
-        global_batch: Samples per iteration.
-        distinct_batches: Length of the cycle, in global batches.
+        num_samples: Samples in the cycle: global batch × distinct batches.
         vocab_size: Token ids that the model knows.
-        folder: The study's data folder, for the token file; made only when ``jsonl`` is given.
+        folder: The study's data folder, for the token file of ``jsonl``.
 
     Raises:
         InputError: The source is unusable, too small, or does not fit the model.
@@ -89,11 +87,11 @@ def make_samples(
         raise InputError("workload.data needs exactly one of lengths and jsonl")
     if max_length < 2:
         raise InputError(f"max_length {max_length} is too short: a sample has at least 2 tokens")
-    num_samples = global_batch * distinct_batches
     if lengths is not None:
         drawn = draw_lengths(lengths, num_samples=num_samples, max_length=max_length, seed=seed)
         return Samples(lengths=drawn, max_length=max_length, seed=seed, source=lengths)
     assert jsonl is not None
+    assert folder is not None, "a JSON Lines source needs a folder for its tokens"
     if tokenizer is None:
         raise InputError(
             f"workload.data: {jsonl} needs a tokenizer",
@@ -128,15 +126,14 @@ def _request(
     folder: Path,
 ) -> TokenRequest:
     """Name the token file after all that decides its content, so that it is made only once."""
-    path = Path(jsonl).absolute()
-    if not path.is_file():
+    path = Path(os.path.expanduser(jsonl)).absolute()  # noqa: PTH111 - never raises
+    if not os.path.isfile(path):  # noqa: PTH113 - unlike Path, it never raises
         raise InputError(f"workload.data.jsonl: there is no file {path}")
-    local = Path(tokenizer).expanduser()
-    is_local = local.is_dir()
-    name = str(local.absolute()) if is_local else tokenizer
-    stamps = [_stamp(path)]
-    if is_local:
-        stamps += [_stamp(file) for file in sorted(local.iterdir()) if file.is_file()]
+    name, stamps = tokenizer, [_stamp(path)]
+    local = os.path.expanduser(tokenizer)  # noqa: PTH111 - the same
+    if os.path.isdir(local):  # noqa: PTH112 - the same
+        name = str(Path(local).absolute())
+        stamps += [_stamp(file) for file in sorted(Path(name).iterdir()) if file.is_file()]
     key = jsonfile.digest([FORMAT, name, max_length, seed, num_samples, vocab_size, stamps])[:16]
     folder = folder.absolute()
     return TokenRequest(
@@ -161,7 +158,7 @@ def _read_summary(request: TokenRequest) -> TokenSummary | None:
     try:
         data = jsonfile.read_json(path)
         summary = codec.from_json(TokenSummary, data, where=str(path))
-    except (FileNotFoundError, RecordError):
+    except (OSError, RecordError):
         return None
     return summary if Path(request.token_file).is_file() else None
 

@@ -27,14 +27,24 @@ def trim(path: Path) -> None:
     except OSError:
         return
     try:
-        size = os.fstat(handle).st_size
-        head = os.pread(handle, KEPT_BYTES, 0)
-        tail = os.pread(handle, KEPT_BYTES, size - KEPT_BYTES)
-        os.ftruncate(handle, 0)
-        cut = size - len(head) - len(tail)
+        size, tail = _stable_tail(handle)
+        # The beginning stays in its place, so that no line of the rank can come before it.
+        os.ftruncate(handle, KEPT_BYTES)
+        cut = size - KEPT_BYTES - len(tail)
         note = f"\n[autotune: {cut} bytes of this log were cut]\n".encode("ascii")
-        os.write(handle, head + note + tail)
+        os.write(handle, note + tail)
     except OSError:
         return
     finally:
         os.close(handle)
+
+
+def _stable_tail(handle: int) -> tuple[int, bytes]:
+    """Return size and end of the file, read again if the rank wrote meanwhile (a few times)."""
+    size, tail = 0, b""
+    for _ in range(5):
+        now = os.fstat(handle).st_size
+        if now == size:
+            break
+        size, tail = now, os.pread(handle, KEPT_BYTES, now - KEPT_BYTES)
+    return size, tail

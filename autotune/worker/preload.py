@@ -36,7 +36,7 @@ def modules_for(
     backends: Sequence[str], extra: Iterable[str]
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the modules to import for ``backends``, in order, and what could not be looked up."""
-    names: list[str] = list(COMMON)
+    names: list[str] = [*extra, *COMMON]
     missing: dict[str, str] = {}
     wanted = [("backends", backend) for backend in backends]
     wanted += [("models", family) for family in registry.names("models")]
@@ -49,7 +49,6 @@ def modules_for(
         names.extend(getattr(part, "preload", ()))
         if kind == "models":
             names.append(f"transformers.models.{name}.modeling_{name}")
-    names.extend(extra)
     return tuple(dict.fromkeys(names)), missing
 
 

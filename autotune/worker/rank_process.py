@@ -80,7 +80,7 @@ def exec_rank(
         _detach(run, rank, server, listener, release)
         if rank == 0:
             os.set_inheritable(listener.fileno(), True)
-        arguments = [sys.executable, "-P", "-m", run.entry]
+        arguments = [sys.executable, "-P", "-X", "faulthandler", "-m", run.entry]
         arguments += ["--folder", run.folder, "--rank", str(rank)]
         os.execve(sys.executable, arguments, dict(os.environ))  # noqa: S606 - no shell is meant
     except BaseException:  # as above

@@ -53,6 +53,7 @@ class Server:
         self._become = rank_process.exec_rank if cold else rank_process.become_rank
         self._lines = protocol.Lines()
         self._trials: dict[str, Trial] = {}
+        self._must_end = False
         self._wake_read, self._wake_write = socket.socketpair()
         for end in (self._wake_read, self._wake_write):
             end.setblocking(False)
@@ -61,18 +62,23 @@ class Server:
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, lambda *_: self._end())
+        signal.signal(signal.SIGTERM, self._note_sigterm)
 
     def serve(self) -> None:
-        """Run until told to quit or the coordinator is gone; returns with every trial killed."""
-        while True:
+        """Run until told to quit or the coordinator is gone; every trial is killed at the end."""
+        try:
+            self._loop()
+        finally:
+            self._kill_all()
+
+    def _loop(self) -> None:
+        while not self._must_end:
             for key, _ in self._selector.select(TICK_S if self._trials else None):
                 if key.fileobj is self._wake_read:
                     with contextlib.suppress(BlockingIOError):
                         self._wake_read.recv(4096)
                 elif not self._read_commands():
-                    self._kill_all()
-                    return
+                    self._must_end = True
             self._look_after_trials()
 
     def send(self, event: Event) -> None:
@@ -81,7 +87,10 @@ class Server:
             self._control.sendall(protocol.encode(event))
 
     def _read_commands(self) -> bool:
-        data = self._control.recv(1 << 16)
+        try:
+            data = self._control.recv(1 << 16)
+        except ConnectionResetError:  # the launcher died with events of ours unread
+            return False
         if not data:
             return False
         for line in self._lines.feed(data):
@@ -187,9 +196,9 @@ class Server:
         for job in list(self._trials):
             self._finish(job)
 
-    def _end(self) -> None:
-        self._kill_all()
-        os._exit(128 + signal.SIGTERM)
+    def _note_sigterm(self, *_: object) -> None:
+        # Only noted: the loop wakes up, and a sweep that is under way is not interrupted.
+        self._must_end = True
 
     def _send_all(self, events: Iterator[Event]) -> None:
         for event in events:
@@ -228,7 +237,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Serve one launcher."""
     options = _parse(sys.argv[1:] if arguments is None else arguments)
     if options.die_with_parent:
-        processes.die_with_parent(options.parent)
+        # Not SIGKILL: with the end of the trials this process also ends their strays.
+        processes.die_with_parent(options.parent, signal.SIGTERM)
     processes.adopt_orphans()
     os.set_inheritable(options.control_fd, False)
     control = socket.socket(fileno=options.control_fd)

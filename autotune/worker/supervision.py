@@ -18,7 +18,7 @@ from autotune.contract.folder import AttemptFolder
 from autotune.contract.protocol import Event, Exited, Run, Stopping, StopReason
 from autotune.worker import logs
 
-PEER_GRACE_S: Final = 3.0
+PEER_GRACE_S: Final = 2.0
 """After one rank has failed, the others have this long to end by themselves."""
 TERM_GRACE_S: Final = 2.0
 """Between SIGTERM and SIGKILL."""

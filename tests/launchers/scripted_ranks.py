@@ -65,9 +65,9 @@ def do_print(folder, rank, megabytes, then_sleep):
     block = ("x" * 99 + "\n") * 10486
     for _ in range(megabytes):
         sys.stdout.write(block)
-    print("last line")
     sys.stdout.flush()
     time.sleep(then_sleep)
+    print("last line")
     return 0
 
 
@@ -130,9 +130,9 @@ def do_describe(folder, rank):
     names = ("RANK", "MARKED_BY_TEST", "FSDP_VERSION", "PYTORCH_NVML_BASED_CUDA_CHECK")
     c_view = {name: getenv(name.encode()) for name in names}
     links = {}
-    for fd in os.listdir("/proc/self/fd"):
+    for fd in Path("/proc/self/fd").iterdir():
         try:
-            links[fd] = os.readlink(f"/proc/self/fd/{fd}")
+            links[fd.name] = str(fd.readlink())
         except FileNotFoundError:  # the descriptor that listed the folder
             continue
     data = {
@@ -140,12 +140,12 @@ def do_describe(folder, rank):
         "c": {name: None if v is None else v.decode() for name, v in c_view.items()},
         "pgid": os.getpgid(0),
         "sid": os.getsid(0),
-        "cwd": os.getcwd(),
+        "cwd": str(Path.cwd()),
         "fds": links,
-        "stdin": os.readlink("/proc/self/fd/0"),
+        "stdin": str(Path("/proc/self/fd/0").readlink()),
         "argv": sys.argv,
         "sigterm_is_default": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
-        "threads": len(os.listdir("/proc/self/task")),
+        "threads": len(list(Path("/proc/self/task").iterdir())),
     }
     (folder / f"described-{rank}.json").write_text(json.dumps(data))
     return 0

@@ -1,0 +1,128 @@
+"""ZeRO-3 and FSDP2 compute the same, whatever their knobs and the cut; and knobs are in effect."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support_trials import BF16, make_plan, measured, run_trial
+
+from autotune.contract.outcome import RankRecord
+
+
+def _run(backend: str, changes: dict[str, Any], path: Path, **more: Any) -> RankRecord:
+    plan = make_plan(backend, changes=changes, **more)
+    first, second = measured(run_trial(plan, path), path)
+    assert first.measurement.checks == second.measurement.checks
+    levels = {
+        knob.full_name: knob.read_back
+        for owner in (backend, "workload")
+        for knob in importlib.import_module(f"autotune.knobs.{owner}").KNOBS
+    }
+    for name, value in changes.items():
+        entry = first.measurement.read_back[name]
+        assert entry.actual == value
+        assert entry.level == levels[name]
+    return first
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def reference(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[bool, RankRecord]:
+    tied = request.param
+    record = _run("fsdp2", {}, tmp_path_factory.mktemp("reference"), tied=tied)
+    return tied, record
+
+
+CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    (
+        "zero3",
+        {
+            "stage3_param_persistence_threshold": 0,
+            "stage3_prefetch_bucket_size": 0,
+            "stage3_max_live_parameters": 0,
+            "stage3_max_reuse_distance": 0,
+            "reduce_bucket_size": 1,
+            "sub_group_size": 1000,
+            "memory_efficient_linear": False,
+        },
+        {"workload.micro_batch": 4, "workload.activation_checkpointing": "full"},
+    ),
+    (
+        "zero3",
+        {
+            "stage3_param_persistence_threshold": 10_000_000,
+            "stage3_model_persistence_threshold": 500_000,
+            "stage3_use_all_reduce_for_fetch_params": True,
+            "reduce_scatter": False,
+            "contiguous_gradients": False,
+        },
+        {"workload.max_tokens": 150, "workload.batching": "sorted"},
+    ),
+    ("zero3", {"allgather_sequential": True}, {"workload.micro_batch": 1}),
+    (
+        "fsdp2",
+        {
+            "reshard_after_forward": False,
+            "layers_per_unit": 2,
+            "forward_prefetch": 1,
+            "backward_prefetch": 0,
+        },
+        {"workload.activation_checkpointing": "full", "workload.micro_batch": 8},
+    ),
+    (
+        "fsdp2",
+        {"forward_prefetch": 2, "backward_prefetch": 3},
+        {"workload.max_tokens": 150, "workload.batching": "sorted"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("backend", "own", "cut"), CASES)
+def test_every_configuration_starts_and_learns_alike(
+    backend: str,
+    own: dict[str, Any],
+    cut: dict[str, Any],
+    reference: tuple[bool, RankRecord],
+    tmp_path: Path,
+) -> None:
+    """Gradient scaling, initial weights, clipping and AdamW are the same (BUG-038's equal work)."""
+    tied, expected = reference
+    if not tied and (backend, own) not in [CASES[0][:2], CASES[3][:2]]:
+        pytest.skip("two cases are enough for the untied model")
+    changes = {f"{backend}.{key}": value for key, value in own.items()} | cut
+    if backend == "fsdp2" and not tied:
+        changes["fsdp2.wrap_embeddings"] = True
+    record = _run(backend, changes, tmp_path, tied=tied)
+    first, *later = record.measurement.checks
+    first_expected, *later_expected = expected.measurement.checks
+    assert first.loss == pytest.approx(first_expected.loss, rel=1e-5)
+    assert first.grad_norm == pytest.approx(first_expected.grad_norm, rel=1e-5)
+    for check, wanted in zip(later, later_expected, strict=True):
+        assert check.loss == pytest.approx(wanted.loss, rel=1e-4)
+        assert check.grad_norm == pytest.approx(wanted.grad_norm, rel=1e-3)
+
+
+def test_bf16_engines_agree_and_move_fp32_gradients(tmp_path: Path) -> None:
+    zero = _run("zero3", {}, tmp_path / "z", precision=BF16)
+    fsdp = _run("fsdp2", {}, tmp_path / "f", precision=BF16)
+    one, other = zero.measurement.checks[0], fsdp.measurement.checks[0]
+    assert one.loss == pytest.approx(other.loss, rel=1e-4)
+    assert one.grad_norm == pytest.approx(other.grad_norm, rel=1e-3)
+
+
+@pytest.mark.parametrize("backend", ["zero3", "fsdp2"])
+def test_clipping_off_still_reports_the_norm_and_one_rank_works(
+    backend: str, tmp_path: Path
+) -> None:
+    plan = make_plan(backend, clipping=0.0, processes=1)
+    (record,) = measured(run_trial(plan, tmp_path), tmp_path)
+    free = record.measurement.checks
+    plan = make_plan(backend, clipping=1e-3, processes=1)
+    (record,) = measured(run_trial(plan, tmp_path / "clipped"), tmp_path / "clipped")
+    clipped = record.measurement.checks
+    assert free[0] == clipped[0]
+    assert free[0].grad_norm > 1.0

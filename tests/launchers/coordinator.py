@@ -1,0 +1,40 @@
+"""A coordinator for tests that kill it: two trials, then it waits for a signal."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    part for part in (str(HERE), os.environ.get("PYTHONPATH")) if part
+)
+
+from conftest import open_bench  # noqa: E402
+from launching import is_running, read_pid, wait_for  # noqa: E402
+
+
+def main() -> int:
+    bench = open_bench(Path(sys.argv[1]) / "study", warm=False)
+    _, first = bench.submit(["ignore_term"], ["sleep", 600])
+    _, second = bench.submit(["daemons", ["sleep", 600]], ["sleep", 600])
+    files = [folder.path / f"pid-{rank}" for folder in (first, second) for rank in (0, 1)]
+    files.append(second.path / "daemon-forked")
+    pids = [wait_for(lambda f=f: read_pid(f), str(f)) for f in files]
+    pids.insert(0, bench.launcher.ready.pid)
+    print(*pids, flush=True)
+    try:
+        time.sleep(120)
+    except KeyboardInterrupt:
+        alive = sum(is_running(pid) for pid in pids)
+        print(f"interrupted, still running: {alive} of {len(pids)}", flush=True)
+        bench.launcher.close()
+        return 130
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import pytest
+from launching import make_plan
+
+from autotune.launchers import environment as env
+
+SITE = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TORCHELASTIC_RUN_ID",
+        "ACCELERATE_USE_FSDP",
+        "FSDP_VERSION",
+        "SLURM_PROCID",
+        "SLURM_STEP_ID",
+        "SLURM_STEPID",
+        "AUTOTUNE_TRIAL",
+    ],
+)
+def test_what_another_launcher_left_is_dropped_and_named(name):
+    kept, dropped = env.child_environment({name: "x", "HOME": "/h"}, make_plan(), cores=2)
+    assert name not in kept
+    assert kept["HOME"] == "/h"
+    assert dropped == (name,)
+
+
+@pytest.mark.parametrize(
+    "name", ["SLURM_JOB_ID", "SLURM_JOB_NODELIST", "RANKING", "HF_TOKEN", "NCCL_DEBUG", "PATH"]
+)
+def test_all_else_is_inherited(name):
+    kept, dropped = env.child_environment({name: "x"}, make_plan(), cores=2)
+    assert kept[name] == "x"
+    assert dropped == ()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_sites_own_settings_are_never_touched(device):
+    ranks, dropped = env.child_environment(SITE, make_plan(), cores=2)
+    server = env.server_environment(SITE, device=device, package_root=None)
+    assert dropped == ()
+    for name, value in SITE.items():
+        assert ranks[name] == server[name] == value
+
+
+def test_site_settings_are_not_invented_either():
+    ranks, _ = env.child_environment({}, make_plan(), cores=2)
+    server = env.server_environment({}, device="cuda", package_root=None)
+    assert not set(SITE) & (set(ranks) | set(server))
+
+
+def test_threads_are_divided_among_ranks_unless_the_user_said_how_many():
+    plan = make_plan(processes=2)
+    assert env.child_environment({}, plan, cores=9)[0]["OMP_NUM_THREADS"] == "4"
+    assert env.child_environment({}, plan, cores=1)[0]["OMP_NUM_THREADS"] == "1"
+    mine = {"OMP_NUM_THREADS": "3"}
+    assert env.child_environment(mine, plan, cores=9)[0]["OMP_NUM_THREADS"] == "3"
+
+
+def test_the_plans_variables_win():
+    plan = make_plan(environment={"NCCL_BUFFSIZE": "7"})
+    assert env.child_environment({"NCCL_BUFFSIZE": "1"}, plan, cores=2)[0]["NCCL_BUFFSIZE"] == "7"
+
+
+def test_a_users_interface_is_kept():
+    kept, _ = env.child_environment({"GLOO_SOCKET_IFNAME": "eth7"}, make_plan(), cores=2)
+    assert kept["GLOO_SOCKET_IFNAME"] == "eth7"
+    assert env.child_environment({}, make_plan(), cores=2)[0]["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+def test_a_cpu_study_stays_off_the_devices_of_its_host():
+    parent = {"CUDA_VISIBLE_DEVICES": "0,1"}
+    assert env.server_environment(parent, device="cpu", package_root=None)[
+        "CUDA_VISIBLE_DEVICES"
+    ] == ("")
+    assert env.server_environment(parent, device="cuda", package_root=None)[
+        "CUDA_VISIBLE_DEVICES"
+    ] == ("0,1")
+
+
+def test_the_package_is_put_first_on_the_path_once(tmp_path):
+    once = env.with_package({"PYTHONPATH": "/a:/b"}, tmp_path)
+    assert once["PYTHONPATH"] == f"{tmp_path}:/a:/b"
+    assert env.with_package(once, tmp_path) == once
+    assert env.with_package({}, tmp_path)["PYTHONPATH"] == str(tmp_path)
+    assert env.with_package({}, None) == {}
+
+
+def test_caches_lie_below_the_runs_folder_unless_the_user_chose(tmp_path):
+    result = env.with_caches({"TRITON_CACHE_DIR": "/mine"}, tmp_path)
+    assert result["TRITON_CACHE_DIR"] == "/mine"
+    assert result["TORCHINDUCTOR_CACHE_DIR"].startswith(str(tmp_path))
+
+
+def test_variables_read_at_import_are_told_from_late_ones():
+    plan = make_plan(
+        environment={"NCCL_ALGO": "Ring", "TORCH_LOGS": "x", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    )
+    assert env.read_at_import(plan) == ("TORCH_LOGS",)

@@ -1,0 +1,175 @@
+"""The server or the coordinator dies; whatever it is, nothing survives it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+from conftest import open_bench
+from launching import HERE, WAIT_S, is_running, make_attempt, make_plan, read_pid, wait_for
+
+from autotune.contract.folder import StudyFolder
+from autotune.errors import EnvironmentFault
+from autotune.launchers.local import LocalLauncher
+
+
+def test_ranks_do_not_outlive_a_killed_server(own_bench):
+    job, folder = own_bench.submit(["ignore_term"], ["daemons", ["sleep", 600]])
+    names = ("pid-0", "pid-1", "daemon-forked")
+    wait_for(lambda: all(read_pid(folder.path / name) for name in names), "the processes")
+    server = own_bench.launcher.ready.pid
+    os.kill(server, signal.SIGKILL)
+    # The kernel ends the ranks, before the launcher has looked.
+    wait_for(lambda: not is_running(read_pid(folder.path / "pid-0")), "the rank's end")
+    status = own_bench.launcher.poll(job, timeout_s=WAIT_S)
+    assert (status.state, status.stopped_for) == ("ended", "server_lost")
+    assert not any(is_running(read_pid(folder.path / name)) for name in names)
+    after, _ = own_bench.run(["exit", 0])
+    assert after.stopped_for is None
+    assert own_bench.launcher.ready.pid != server
+
+
+def test_servers_that_keep_dying_are_not_restarted_for_ever(own_bench):
+    for _ in range(3):
+        job, folder = own_bench.submit(["sleep", 600])
+        wait_for((folder.path / "pid-0").exists, "the rank")
+        os.kill(own_bench.launcher.ready.pid, signal.SIGKILL)
+        assert own_bench.launcher.poll(job, timeout_s=WAIT_S).stopped_for == "server_lost"
+    with pytest.raises(EnvironmentFault, match="died 3 times in a row") as caught:
+        own_bench.submit(["exit", 0])
+    assert caught.value.exit_code == 3
+
+
+def test_close_ends_running_trials_and_the_server(own_bench):
+    job, folder = own_bench.submit(["ignore_term"], ["daemons", ["sleep", 600]])
+    names = ("pid-0", "pid-1", "daemon-forked", "daemon-executed")
+    pids = [wait_for(lambda n=n: read_pid(folder.path / n), n) for n in names]
+    pids.append(own_bench.launcher.ready.pid)
+    own_bench.launcher.close()
+    assert not any(is_running(pid) for pid in pids)
+    assert own_bench.launcher.poll(job).stopped_for == "cancelled"
+    own_bench.launcher.close()
+
+
+def test_a_module_that_ends_the_server_is_named_with_what_it_said(tmp_path, monkeypatch):
+    (tmp_path / "fatal_module.py").write_text(
+        "import os; os.write(2, b'boom: no luck'); os._exit(3)"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    study = StudyFolder(tmp_path / "study")
+    launcher = LocalLauncher(study, 1, "cpu", backends=("none",), entry="fatal_module:run")
+    with pytest.raises(EnvironmentFault, match=r"ended while it started(.|\n)*boom: no luck"):
+        launcher.start()
+
+
+def test_a_module_that_starts_a_thread_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "threaded_module.py").write_text(
+        "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    study = StudyFolder(tmp_path / "study")
+    launcher = LocalLauncher(study, 1, "cpu", backends=("none",), entry="threaded_module:run")
+    with pytest.raises(EnvironmentFault, match="2 threads"):
+        launcher.start()
+
+
+def test_a_server_that_is_not_ready_in_time_is_ended(tmp_path, monkeypatch):
+    (tmp_path / "slow_module.py").write_text(
+        f"import os, pathlib, time; pathlib.Path({str(tmp_path / 'pid')!r}).write_text("
+        "str(os.getpid())); time.sleep(600)"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    study = StudyFolder(tmp_path / "study")
+    launcher = LocalLauncher(
+        study, 1, "cpu", backends=("none",), entry="slow_module:run", start_limit_s=0.5
+    )
+    with pytest.raises(EnvironmentFault, match="not ready"):
+        launcher.start()
+    assert not psutil.Process().children()
+
+
+def test_an_unwritable_study_folder_is_the_environments_fault(tmp_path):
+    (tmp_path / "file").touch()
+    launcher = LocalLauncher(StudyFolder(tmp_path / "file" / "study"), 1, "cpu", False)
+    with pytest.raises(EnvironmentFault, match="cannot write"):
+        launcher.start()
+
+
+@pytest.fixture
+def coordinator(tmp_path):
+    """A coordinator in a process of its own, in the midst of two trials."""
+    process = subprocess.Popen(
+        [sys.executable, str(HERE / "coordinator.py"), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    )
+    line = process.stdout.readline()
+    pids = [int(pid) for pid in line.split()]
+    assert len(pids) == 6
+    yield process, pids
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_nothing_survives_a_killed_coordinator(coordinator):
+    process, pids = coordinator
+    assert all(is_running(pid) for pid in pids)
+    process.kill()
+    wait_for(lambda: not any(is_running(pid) for pid in pids), "the end of all processes")
+
+
+def test_nothing_survives_when_the_kernel_kills_coordinator_and_server_at_once(coordinator):
+    process, pids = coordinator
+    process.kill()
+    os.kill(pids[0], signal.SIGKILL)
+    ranks = pids[1:5]
+    wait_for(lambda: not any(is_running(pid) for pid in ranks), "the end of all ranks")
+    if is_running(pids[5]):  # out of reach of both: the next study's sweep is a later matter
+        os.kill(pids[5], signal.SIGKILL)
+
+
+def test_ctrl_c_reaches_the_coordinator_alone(coordinator):
+    """BUG-072, the processes' side: the coordinator decides what a signal means."""
+    process, pids = coordinator
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.stdout.readline() == "interrupted, still running: 6 of 6\n"
+    assert process.wait(WAIT_S) == 130
+    assert not any(is_running(pid) for pid in pids)
+
+
+def test_a_folder_with_hostile_characters_is_only_a_folder(tmp_path, monkeypatch):
+    """BUG-070, local part: no shell, no option, no limit of a socket's path."""
+    monkeypatch.chdir(tmp_path)
+    name = "-rf $(touch pwned);touch pwned\n'\"`touch pwned` a b"
+    long = tmp_path / name / ("x" * 200) / ("y" * 200) / "-study"
+    for warm in (True, False):
+        bench = open_bench(long, warm=warm)
+        try:
+            status, folder = bench.run(["describe"], ["print", 1, 0])
+        finally:
+            bench.launcher.close()
+        assert [e.exit_code for e in status.exits] == [0, 0]
+        assert (folder.path / "described-0.json").exists()
+        assert folder.log_file(1).read_text().endswith("last line\n")
+        bench.study.path.rename(bench.study.path.with_name(f"done-{warm}"))
+    assert not list(tmp_path.rglob("pwned"))
+
+
+def test_a_plan_that_sets_what_is_read_at_import_starts_cold(tmp_path):
+    study = StudyFolder(tmp_path / "study")
+    launcher = LocalLauncher(study, 1, "cpu", entry="scripted_ranks:run_rank")
+    try:
+        plan = make_plan(processes=1, environment={"TORCH_LOGS": "+dynamo"})
+        folder = make_attempt(study, 0, [["describe"]], plan)
+        status = launcher.poll(launcher.submit(folder, plan), timeout_s=WAIT_S)
+    finally:
+        launcher.close()
+    assert status.exits[0].exit_code == 0
+    described = (folder.path / "described-0.json").read_text()
+    assert "scripted_ranks.py" in described  # argv of a program of its own
