@@ -311,7 +311,13 @@ def test_x_names_hold_notes_in_a_parameter(load: Load) -> None:
 
 def test_nearest_value() -> None:
     sizes = IntRange(low=1000, high=10**6, log=True, also=(0,))
-    assert [domains.nearest(sizes, w) for w in (0, 10**9, 5000, True)] == [0, 10**6, 5000, 1000]
+    assert [domains.nearest(sizes, w) for w in (0, 10**9, 5000, 30, True)] == [
+        0,
+        10**6,
+        5000,
+        1000,
+        1000,
+    ]
     stepped = IntRange(low=1, high=9, step=4)
     assert [domains.nearest(stepped, w) for w in (0, 4, 6, 100)] == [1, 5, 5, 9]
     choices = Choices(values=(1, 2, 8), labels=("1", "2", "8"))
