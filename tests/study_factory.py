@@ -29,6 +29,13 @@ from autotune.store.database import Store, default_url
 from autotune.store.recorder import StudyRecorder
 from autotune.store.records import RemeasurementHeader, StudyRecord, TrialHeader, Verdict
 
+SPACE = """\
+version: 1
+backend: zero3
+workload: {model: qwen3-tiny, global_batch: 16}
+params:
+  reduce_bucket_size: {type: int, low: 1e5, high: 1e9, log: true}
+"""
 GIB = 1024**3
 CONFIG: dict[str, Any] = {
     "zero3.reduce_bucket_size": 500_000_000,
@@ -156,7 +163,7 @@ def make_study(name: str = "demo", **changes: Any) -> StudyRecord:
         name=name,
         created_at=10.0,
         updated_at=10.0,
-        space_text="version: 1\n",
+        space_text=SPACE,
         space_file="zero3.yaml",
         overrides=("search.trials=4",),
         space_fingerprint="space-a",

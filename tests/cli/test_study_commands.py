@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 from study_factory import StudyBuilder, failed, make_study, measured
 
@@ -130,6 +131,15 @@ def test_import_rebuilds_an_equal_report(runs: Path, capsys: pytest.CaptureFixtu
     assert code == 2
     assert "no study" in err
     assert list(empty.iterdir()) == []
+
+
+def test_import_rebuilds_optunas_study_too(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (runs / "autotune.db").unlink()
+    code, _, err = call(capsys, "import", runs)
+    assert (code, err) == (0, "")
+    shown = optuna.load_study(study_name="demo", storage=f"sqlite:///{runs}/autotune.db")
+    assert [trial.state.name for trial in shown.trials] == ["COMPLETE", "COMPLETE", "FAIL"]
+    assert [trial.value for trial in shown.trials] == [0.9, 0.5, None]
 
 
 def test_two_names_are_one_too_many(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
