@@ -266,7 +266,7 @@ def _projection(
     contents: StudyContents, baseline: TrialRecord | None, best: int | None
 ) -> dict[str, Any] | None:
     """Hours for one pass over the user's whole data set, before and after."""
-    samples = contents.study.workload.get("num_dataset_samples")
+    samples = contents.study.workload.get("samples", {}).get("dataset_samples")
     global_batch = contents.study.workload.get("global_batch")
     if not isinstance(samples, int) or not isinstance(global_batch, int):
         return None

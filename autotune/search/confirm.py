@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import time
 from typing import Final
 
-from autotune.analysis.paired import Comparison, compare
+from autotune.analysis.paired import Comparison, Launch, compare_launches
+from autotune.contract.outcome import Measurement
 from autotune.search import history
 from autotune.search.events import ConfirmationStarted, EventSink, Finished, Message
 from autotune.search.loop import Loop
@@ -31,11 +33,11 @@ SAME_MEMORY: Final = 0.02
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Round:
-    """One finished pair of launches (s/it)."""
+    """One finished pair of launches."""
 
     index: int
-    baseline: float
-    finalist: float
+    baseline: Launch
+    finalist: Launch
 
 
 def confirm(loop: Loop, recorder: StudyRecorder, events: EventSink) -> Verdict:
@@ -81,10 +83,16 @@ def rounds_of(contents: StudyContents, finalist: int) -> tuple[Round, ...]:
         mine, theirs = again.measurement, partner.measurement
         if partner.header.round == header.round and mine is not None and theirs is not None:
             found[header.round] = Round(
-                index=header.round, baseline=theirs.s_per_it, finalist=mine.s_per_it
+                index=header.round, baseline=_launch(theirs), finalist=_launch(mine)
             )
         partner = None
     return tuple(found[index] for index in sorted(found))
+
+
+def _launch(measurement: Measurement) -> Launch:
+    return Launch(
+        mean_s=measurement.s_per_it, typical_s=statistics.fmean(measurement.batch_median_s)
+    )
 
 
 def _settle(loop: Loop, recorder: StudyRecorder, events: EventSink) -> Verdict:
@@ -126,7 +134,7 @@ def _judge(contents: StudyContents, baseline: TrialRecord, finalist: TrialRecord
         return _verdict(
             contents, "keep_baseline", baseline.number, finalist=finalist.number, reason=reason
         )
-    found = compare([one.baseline for one in rounds], [one.finalist for one in rounds])
+    found = compare_launches([one.baseline for one in rounds], [one.finalist for one in rounds])
     if found.verdict_hint == "faster":
         return _verdict(contents, "faster", finalist.number, found=found, finalist=finalist.number)
     if found.verdict_hint == "tie" and _needs_less_memory(finalist, baseline):

@@ -121,7 +121,7 @@ class Planner:
             backend=config.backend,
             config=dict(config.values),
             verify=self._verify(config),
-            unverified=dict(self.space.unverified.get(config.backend, {})),
+            unverified=dict(self.space.unverified),
             workload=self.workload,
             schedule=schedule,
             topology=self.topology,

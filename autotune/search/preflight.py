@@ -160,7 +160,12 @@ def _check_packages(space: SearchSpace) -> None:
 
 
 def _notes(space: SearchSpace, devices: Devices, topology: Topology) -> tuple[str, ...]:
-    notes = [f"{d.param}: {d.value!r} is left out: {d.reason}" for d in space.dropped]
+    notes = [
+        f"{d.param} is not tuned: {d.reason}"
+        if d.value is None
+        else f"{d.param}: {d.value!r} is left out: {d.reason}"
+        for d in space.dropped
+    ]
     if devices.note:
         notes.append(f"GPUs are not used: {devices.note}")
     if topology.device == "cpu":

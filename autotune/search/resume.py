@@ -116,10 +116,11 @@ def _is_inside(config: Any, space: SearchSpace) -> bool:
 def _space_changes(old: StudyRecord, space: SearchSpace) -> Iterator[str]:
     try:
         before = parse_space(
-            old.space_text, file=old.space_file, overrides=old.overrides, base=Path.cwd()
+            old.space_text,
+            file=old.space_file,
+            overrides=old.overrides,
+            base=Path(old.space_file).absolute().parent,
         )
-        if space.topology is not None:
-            before = before.on(space.topology)
     except AutotuneError:
         yield "  the earlier space file can no longer be read"
         return

@@ -54,7 +54,7 @@ class StudyRecord:
     context: str
     """Digest of workload, topology and environment: only times of one context are comparable."""
     workload: dict[str, Any]
-    """The resolved workload; ``num_dataset_samples``, if known, is the user's whole data set."""
+    """The resolved workload: ``contract.plan.Workload`` as plain data."""
     topology: Topology
     environment: dict[str, Any]
     """From :func:`autotune.store.provenance.environment`."""

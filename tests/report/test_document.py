@@ -274,7 +274,7 @@ def test_a_baseline_outside_the_ranges_is_marked_and_can_stay_best(study: StudyB
 
 def test_the_whole_data_set_is_projected(tmp_path: Path) -> None:
     study = StudyBuilder(
-        tmp_path, make_study(workload={"global_batch": 16, "num_dataset_samples": 1601})
+        tmp_path, make_study(workload={"global_batch": 16, "samples": {"dataset_samples": 1601}})
     )
     study.trial(measured(36.0))
     study.trial(measured(18.0))
