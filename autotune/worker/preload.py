@@ -29,6 +29,15 @@ COMMON: Final = (
     "torch._dynamo.repro.after_aot",
     "torch._inductor.compile_fx",
     "functorch.compile",
+    # Our own part of a trial, imported by the session when it needs it.
+    "autotune.worker.rendezvous",
+    "autotune.worker.attestation",
+    "autotune.worker.measure",
+    "autotune.worker.memory",
+    "autotune.worker.step",
+    "autotune.models.checkpointing",
+    "autotune.models.weights",
+    "autotune.data.stream",
 )
 
 
