@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -359,7 +358,14 @@ def test_no_parameter_left_is_an_error(load: Load) -> None:
         load("allgather_bucket_size: {low: 1, high: 9}")
 
 
-def test_every_error_is_one_line(load: Load) -> None:
-    texts: list[Any] = ["version: 1\nbackend: 'a\n\n  b'\n", "version: 'x\n\n  y'\n"]
-    for text in texts:
-        assert "\n" not in str(fault(text))
+@pytest.mark.parametrize(
+    "text",
+    [
+        "version: 1\nbackend: 'a\n\n  b'\n",
+        'version: 1\nbackend: "\\e[2J"\n',
+        'version: 1\n"a\\nb": 1\n"a\\nb": 2\n',
+        "version: !<a%0Ab> 1\n",
+    ],
+)
+def test_every_error_is_one_printable_line(text: str) -> None:
+    assert str(fault(text)).isprintable()
