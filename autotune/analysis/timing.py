@@ -10,6 +10,8 @@ from typing import Final
 
 from autotune.analysis import students_t
 
+CLOCK_GAP: Final = 0.10
+"""Share by which the sum of the iterations may differ from the clock of the timed window."""
 UNSTEADY_GAP: Final = 0.03
 """Share by which mean and median may differ before a trial is called unsteady."""
 
@@ -123,6 +125,15 @@ def is_unsteady(iteration_s: Sequence[float], cycle: int) -> bool:
     relative = [seconds / typical[i % cycle] for i, seconds in enumerate(iteration_s)]
     gap = statistics.fmean(relative) / statistics.median(relative) - 1.0
     return abs(gap) > UNSTEADY_GAP
+
+
+def agrees_with_clock(iteration_s: Sequence[float], window_s: float) -> bool:
+    """Return whether the iterations add up to the host's clock of the window within 10 %.
+
+    A larger difference is a fault of the worker, such as milliseconds taken for seconds.
+    """
+    _check((*iteration_s, window_s))
+    return abs(math.fsum(iteration_s) - window_s) <= CLOCK_GAP * window_s
 
 
 def _check(values: Sequence[float]) -> None:

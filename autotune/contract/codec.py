@@ -5,7 +5,8 @@ or damaged file is refused with the place of the fault, and no code in it can ru
 
 Supported field types: ``bool``, ``int``, ``float``, ``str``, ``None``, ``Any`` (any JSON value),
 ``Literal``, unions, ``tuple[X, ...]``, ``dict[str, X]``, ``Mapping[str, X]`` and dataclasses.
-An ``int`` is accepted where ``float`` is declared; a ``bool`` is never a number.
+An ``int`` is accepted where ``float`` is declared, and written as the float that a reader will
+have, so that a record and its copy read back have one digest; a ``bool`` is never a number.
 Non-finite floats are refused in both directions.
 """
 
@@ -32,7 +33,11 @@ def _hints(cls: type) -> dict[str, Any]:
 def to_json(value: Any) -> Any:
     """Return ``value`` (a dataclass, mapping, sequence or scalar) as plain JSON data."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        hints = _hints(type(value))
+        return {
+            f.name: _as_declared(hints[f.name], to_json(getattr(value, f.name)))
+            for f in dataclasses.fields(value)
+        }
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -42,6 +47,28 @@ def to_json(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise RecordError(f"a {type(value).__name__} cannot be recorded as JSON")
+
+
+def _as_declared(hint: Any, data: Any) -> Any:
+    """Return JSON ``data`` with integers made floats where ``hint`` declares only floats."""
+    if hint is float:
+        is_int = isinstance(data, int) and not isinstance(data, bool)
+        return _as_float(data, "record") if is_int else data
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple and isinstance(data, list):
+        return [_as_declared(arguments[0], item) for item in data]
+    if isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(data, dict):
+        return {key: _as_declared(arguments[1], item) for key, item in data.items()}
+    if origin in (typing.Union, types.UnionType) and float in arguments and int not in arguments:
+        return _as_declared(float, data)
+    return data
+
+
+def _as_float(number: int | float, where: str) -> float:
+    try:
+        return float(number)
+    except OverflowError as error:
+        raise RecordError(f"{where}: expected a finite number, found a larger one") from error
 
 
 def from_json(cls: type[T], data: Any, *, where: str = "record") -> T:
@@ -55,7 +82,10 @@ def from_json(cls: type[T], data: Any, *, where: str = "record") -> T:
     Raises:
         RecordError: A key is missing or unknown, or a value has another type.
     """
-    return typing.cast(T, _decode(cls, data, where))
+    try:
+        return typing.cast("T", _decode(cls, data, where))
+    except RecursionError as error:
+        raise RecordError(f"{where}: nested too deeply for a record") from error
 
 
 def _decode(hint: Any, data: Any, where: str) -> Any:
@@ -80,8 +110,9 @@ def _decode_scalar(hint: Any, data: Any, where: str) -> Any:
         return _expect(is_int, data, data, "an integer", where)
     if hint is float:
         is_number = isinstance(data, int | float) and not isinstance(data, bool)
-        _expect(is_number and math.isfinite(data), data, data, "a finite number", where)
-        return float(data)
+        _expect(is_number, data, data, "a finite number", where)
+        number = _as_float(data, where)
+        return _expect(math.isfinite(number), number, data, "a finite number", where)
     if hint is str:
         return _expect(isinstance(data, str), data, data, "text", where)
     raise TypeError(f"{where}: the codec does not support fields of type {hint!r}")
@@ -95,12 +126,14 @@ def _decode_generic(hint: Any, origin: Any, data: Any, where: str) -> Any:
         return _expect(known, data, data, f"one of {allowed}", where)
     if origin in (typing.Union, types.UnionType):
         return _decode_union(arguments, data, where)
-    if origin is tuple:
+    if origin is tuple and arguments[1:] == (...,):
         _expect(isinstance(data, list | tuple), None, data, "a list", where)
         return tuple(_decode(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(data))
     if isinstance(origin, type) and issubclass(origin, Mapping):
         _expect(isinstance(data, Mapping), None, data, "an object", where)
-        return {str(key): _decode(arguments[1], item, f"{where}.{key}") for key, item in data.items()}
+        return {
+            str(key): _decode(arguments[1], item, f"{where}.{key}") for key, item in data.items()
+        }
     raise TypeError(f"{where}: the codec does not support fields of type {hint!r}")
 
 

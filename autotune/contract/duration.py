@@ -45,12 +45,15 @@ def parse_duration(value: Any) -> float:
 def _from_parts(parts: list[tuple[Any, Any]], shown: Any) -> float:
     total = 0.0
     for number, unit in parts:
-        if unit not in SECONDS_PER_UNIT:
+        if not isinstance(unit, str) or unit not in SECONDS_PER_UNIT:
             known = ", ".join(SECONDS_PER_UNIT)
             raise ValueError(f"{shown!r} has no known unit of time (known: {known})")
         if isinstance(number, bool) or not isinstance(number, int | float):
             raise ValueError(f"{shown!r} is not a duration: its value is no number")
-        total += number * SECONDS_PER_UNIT[unit]
+        try:
+            total += number * SECONDS_PER_UNIT[unit]
+        except OverflowError:
+            total = math.inf
     if not math.isfinite(total) or total <= 0:
         raise ValueError(f"{shown!r} is not a positive, finite duration")
     return total

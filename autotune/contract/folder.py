@@ -26,6 +26,8 @@ from autotune.contract.outcome import Outcome, RankRecord
 from autotune.contract.plan import Plan, Purpose
 from autotune.errors import InputError
 
+DATABASE_NAME: Final = "autotune.db"
+"""The database in the runs folder; SQLite puts files of longer names beside it."""
 _SAFE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _FOLDERS: Final[dict[Purpose, str]] = {"trial": "trials", "remeasurement": "remeasurements"}
 
@@ -36,6 +38,11 @@ def check_study_name(name: str) -> str:
     Raises:
         InputError: It is not.
     """
+    if name.startswith(DATABASE_NAME) or name == "README.md":
+        raise InputError(
+            f"{name!r} cannot be the name of a study: the runs folder has a file of that name",
+            hint="choose another name with --study",
+        )
     if not _SAFE_NAME.fullmatch(name):
         raise InputError(
             f"{name!r} cannot be the name of a study",
@@ -135,9 +142,7 @@ class StudyFolder:
 
     def attempt(self, purpose: Purpose, number: int, attempt: int) -> AttemptFolder:
         """The folder of one launch (not created)."""
-        return AttemptFolder(
-            self.path / _FOLDERS[purpose] / f"{number:05d}" / f"attempt-{attempt}"
-        )
+        return AttemptFolder(self.path / _FOLDERS[purpose] / f"{number:05d}" / f"attempt-{attempt}")
 
     def attempts(self, purpose: Purpose) -> Iterator[tuple[int, int, AttemptFolder]]:
         """All launches on disk as (number, attempt, folder), in order."""

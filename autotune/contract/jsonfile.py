@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
-import tempfile
+import secrets
+import stat
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -38,19 +41,26 @@ def write_json(path: Path, data: Any) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """As :func:`write_json`, for text."""
-    temporary: str | None = None
+    # Not tempfile: its files are closed to the group, and a team shares its runs folder.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with temporary.open("x", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        temporary.replace(path)
     except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
+        _discard(temporary)
         raise unwritable(path, error) from error
+    except BaseException:
+        _discard(temporary)
+        raise
+
+
+def _discard(temporary: Path) -> None:
+    with contextlib.suppress(OSError):
+        temporary.unlink()
 
 
 def unwritable(path: Path, error: OSError) -> EnvironmentFault:
@@ -70,18 +80,42 @@ def read_json(path: Path) -> Any:
     """Return the data of a JSON file.
 
     Raises:
-        RecordError: The file is too large, is not UTF-8, not JSON, or holds NaN or infinity.
+        RecordError: It is no plain file, is too large, is not UTF-8, not JSON, has a key twice,
+            or holds NaN or infinity.
         FileNotFoundError: There is no such file.
     """
-    size = path.stat().st_size
-    if size > MAX_BYTES:
-        raise RecordError(f"{path}: {size} bytes are more than any record of ours has")
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise RecordError(f"{path}: not a plain file")
+    if status.st_size > MAX_BYTES:
+        raise RecordError(f"{path}: {status.st_size} bytes are more than any record of ours has")
     raw = path.read_bytes()
     try:
-        return json.loads(raw.decode("utf-8"), parse_constant=_refuse)
+        return json.loads(
+            raw.decode("utf-8"),
+            parse_constant=_refuse,
+            parse_float=_finite,
+            object_pairs_hook=_once,
+        )
     except (UnicodeDecodeError, ValueError, RecursionError) as error:
         raise RecordError(f"{path}: not a JSON record ({error})") from error
 
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is larger than any number that can be held")
+    return number
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data = dict(pairs)
+    if len(data) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"key {twice!r} stands twice")
+    return data

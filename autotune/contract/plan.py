@@ -157,8 +157,10 @@ class Topology:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Racing:
-    """When a trial may stop early: worse than the best by more than its interval, three times the
-    noise, and 10 %."""
+    """When a trial may stop early.
+
+    It must be worse than the best by more than its interval, three times the noise, and 10 %.
+    """
 
     best_s_per_it: float
     noise_share: float

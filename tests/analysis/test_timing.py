@@ -88,3 +88,10 @@ def test_plain_noise_of_one_percent_is_steady():
 
 def test_a_tenth_of_the_iterations_at_double_time_is_unsteady():
     assert timing.is_unsteady(([1.0] * 9 + [2.0]) * 4, 1)
+
+
+def test_seconds_must_add_up_to_the_clock_of_the_window():
+    """BUG-039: a thousand-fold slip of units shows against the wall clock."""
+    assert timing.agrees_with_clock([0.35] * 10, 3.6)
+    assert not timing.agrees_with_clock([0.35] * 10, 4.0)
+    assert not timing.agrees_with_clock([350.0] * 10, 3.5)

@@ -1,0 +1,20 @@
+"""Settings of the whole suite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+# The same examples everywhere, and no limit in seconds on a shared machine.
+hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, database=None)
+hypothesis.settings.load_profile("suite")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if any(Path("/dev").glob("nvidia[0-9]*")):
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
