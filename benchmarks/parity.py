@@ -136,8 +136,10 @@ def run_case(case: Case, backend: str, folder: Path) -> dict[str, Any]:
 def compare(rows: list[dict[str, Any]]) -> bool:
     """Add the differences to ``rows``, print them, and return whether all are small enough."""
     fine = True
-    print(f"{'configuration':44} {'engine':6} {'loss 1':>11} {'norm 1':>10} {'loss 2':>10} "
-          f"{'loss 3':>10} {'d loss 1':>9} {'d norm 1':>9} {'d later':>9}")
+    print(
+        f"{'configuration':44} {'engine':6} {'loss 1':>11} {'norm 1':>10} {'loss 2':>10} "
+        f"{'loss 3':>10} {'d loss 1':>9} {'d norm 1':>9} {'d later':>9}"
+    )
     for row in rows:
         reference = next(other for other in rows if other["tied"] == row["tied"])
         loss, *later = (
@@ -147,8 +149,10 @@ def compare(rows: list[dict[str, Any]]) -> bool:
         row |= {"loss_share": loss, "norm_share": norm, "later_share": max(later)}
         fine &= max(loss, norm) <= FIRST_TOLERANCE and max(later) <= LATER_TOLERANCE
         first, second, third = row["losses"]
-        print(f"{row['case']:44} {row['backend']:6} {first:11.7f} {row['norms'][0]:10.6f} "
-              f"{second:10.6f} {third:10.6f} {loss:9.1e} {norm:9.1e} {max(later):9.1e}")
+        print(
+            f"{row['case']:44} {row['backend']:6} {first:11.7f} {row['norms'][0]:10.6f} "
+            f"{second:10.6f} {third:10.6f} {loss:9.1e} {norm:9.1e} {max(later):9.1e}"
+        )
     return fine
 
 

@@ -99,8 +99,7 @@ def make_plan(
         tokenizer=None,
         max_length=max_length,
         seed=0,
-        global_batch=global_batch,
-        distinct_batches=batches,
+        num_samples=global_batch * batches,
         vocab_size=model.config["vocab_size"],
         folder=None,
     )

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+import operator
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
@@ -22,9 +23,6 @@ from autotune.contract.plan import Plan
 from autotune.models import checkpointing
 from autotune.models.family import family_of
 from autotune.models.weights import WeightSource, rebuild_buffers
-
-_COORDINATOR: Final = "_PartitionedParameterCoordinator__"
-"""Name-mangled prefix of the parameter coordinator's private attributes."""
 
 
 class Zero3Engine:
@@ -59,13 +57,13 @@ class Zero3Engine:
 
     def read_back(self) -> Mapping[str, tuple[Any, ReadBackLevel]]:
         found: dict[str, tuple[Any, ReadBackLevel]] = {}
-        for key, read in _LIVE.items():
+        parts = _Parts(self._engine, self._init)
+        for key, path in _LIVE.items():
             try:
-                found[f"zero3.{key}"] = (read(self._engine, self._init), "live")
+                found[f"zero3.{key}"] = (operator.attrgetter(path)(parts), "live")
             except AttributeError:
                 continue  # a version that keeps it elsewhere: its parsed config follows
-        parsed = self._engine.zero_config if hasattr(self._engine, "zero_config") else None
-        parsed = parsed or self._engine._config.zero_config
+        parsed = self._engine._config.zero_config
         for full_name in self._plan.config:
             owner, _, key = full_name.partition(".")
             field = key.removeprefix("stage3_")
@@ -88,34 +86,31 @@ class Zero3Engine:
         self._engine.destroy()
 
 
-_LIVE: Final[dict[str, Callable[[Any, Any], Any]]] = {
-    "reduce_bucket_size": lambda engine, init: engine.optimizer.reduce_bucket_size,
-    "reduce_scatter": lambda engine, init: engine.optimizer.reduce_scatter,
-    "contiguous_gradients": lambda engine, init: engine.optimizer.contiguous_gradients,
-    "sub_group_size": lambda engine, init: engine.optimizer.sub_group_size,
-    "stage3_param_persistence_threshold": lambda engine, init: (
-        engine.optimizer.parameter_offload.param_numel_persistence_threshold
-    ),
-    "stage3_model_persistence_threshold": lambda engine, init: (
-        engine.optimizer.parameter_offload.model_persistence_threshold
-    ),
-    "stage3_prefetch_bucket_size": lambda engine, init: _coordinator(engine, "prefetch_bucket_sz"),
-    "stage3_max_live_parameters": lambda engine, init: _coordinator(
-        engine, "max_n_available_params"
-    ),
-    "stage3_max_reuse_distance": lambda engine, init: _coordinator(
-        engine, "max_reuse_dist_in_numel"
-    ),
-    "allgather_sequential": lambda engine, init: init.allgather_sequential,
-    "stage3_use_all_reduce_for_fetch_params": lambda engine, init: (
-        init.use_all_reduce_for_fetch_params
-    ),
+_OFFLOAD: Final = "engine.optimizer.parameter_offload."
+_COORDINATOR: Final = f"{_OFFLOAD}param_coordinator._PartitionedParameterCoordinator__"
+"""The parameter coordinator keeps its limits under private, mangled names."""
+_LIVE: Final = {
+    "reduce_bucket_size": "engine.optimizer.reduce_bucket_size",
+    "reduce_scatter": "engine.optimizer.reduce_scatter",
+    "contiguous_gradients": "engine.optimizer.contiguous_gradients",
+    "sub_group_size": "engine.optimizer.sub_group_size",
+    "stage3_param_persistence_threshold": f"{_OFFLOAD}param_numel_persistence_threshold",
+    "stage3_model_persistence_threshold": f"{_OFFLOAD}model_persistence_threshold",
+    "stage3_prefetch_bucket_size": f"{_COORDINATOR}prefetch_bucket_sz",
+    "stage3_max_live_parameters": f"{_COORDINATOR}max_n_available_params",
+    "stage3_max_reuse_distance": f"{_COORDINATOR}max_reuse_dist_in_numel",
+    "allgather_sequential": "init.allgather_sequential",
+    "stage3_use_all_reduce_for_fetch_params": "init.use_all_reduce_for_fetch_params",
 }
+"""Knob to the attribute that the running parts use."""
 
 
-def _coordinator(engine: Any, name: str) -> Any:
-    coordinator = engine.optimizer.parameter_offload.get_param_coordinator()
-    return getattr(coordinator, _COORDINATOR + name)
+class _Parts(NamedTuple):
+    """What the paths in :data:`_LIVE` start from."""
+
+    engine: Any
+    init: Any
+    """The ``zero.Init`` that gathers parameters for the engine's whole life."""
 
 
 def build(config: dict[str, Any], plan: Plan, rank: RankContext) -> Zero3Engine:

@@ -62,10 +62,9 @@ def make_samples(
     tokenizer: str | None,
     max_length: int,
     seed: int,
-    global_batch: int,
-    distinct_batches: int,
+    num_samples: int,
     vocab_size: int,
-    folder: Path,
+    folder: Path | None,
 ) -> Samples:
     """Return the stream's samples: drawn, or tokenised from the user's file.
 
@@ -76,10 +75,9 @@ def make_samples(
         max_length: Longest sample in tokens. Longer ones of a file lose their end, as trainers
             do it; ``truncated`` counts them.
         seed: Order of a file's samples; lengths and tokens of drawn ones.
-        global_batch: Samples per iteration.
-        distinct_batches: Length of the cycle, in global batches.
+        num_samples: Samples in the cycle: global batch × distinct batches.
         vocab_size: Token ids that the model knows.
-        folder: The study's data folder, for the token file; made only when ``jsonl`` is given.
+        folder: The study's data folder, for the token file of ``jsonl``.
 
     Raises:
         InputError: The source is unusable, too small, or does not fit the model.
@@ -89,11 +87,11 @@ def make_samples(
         raise InputError("workload.data needs exactly one of lengths and jsonl")
     if max_length < 2:
         raise InputError(f"max_length {max_length} is too short: a sample has at least 2 tokens")
-    num_samples = global_batch * distinct_batches
     if lengths is not None:
         drawn = draw_lengths(lengths, num_samples=num_samples, max_length=max_length, seed=seed)
         return Samples(lengths=drawn, max_length=max_length, seed=seed, source=lengths)
     assert jsonl is not None
+    assert folder is not None, "a JSON Lines source needs a folder for its tokens"
     if tokenizer is None:
         raise InputError(
             f"workload.data: {jsonl} needs a tokenizer",

@@ -55,11 +55,13 @@ class TokenStream:
         self._device = torch.device(device)
         self._tokens = _token_source(workload.samples, vocab_size)
         self._batches: dict[int, list[MicroBatch]] = {}
+        self._targets: dict[int, int] = {}
 
     def prepare(self) -> None:
         """Make the tensors of the whole cycle now, so that no iteration waits for them."""
         for batch_index in range(len(self._schedule.batches)):
             self.micro_batches(batch_index)
+            self.target_tokens(batch_index)
 
     def micro_batches(self, batch_index: int) -> list[MicroBatch]:
         """Return this rank's micro-batches of iteration ``batch_index`` (any, taken modulo B)."""
@@ -71,7 +73,12 @@ class TokenStream:
 
     def target_tokens(self, batch_index: int) -> int:
         """Return N: the tokens of the whole global batch, all ranks, that have a loss."""
-        return sum(self._tokens.num_targets(index) for index in self._samples_of(batch_index))
+        index = batch_index % len(self._schedule.batches)
+        if index not in self._targets:
+            self._targets[index] = sum(
+                self._tokens.num_targets(sample) for sample in self._samples_of(index)
+            )
+        return self._targets[index]
 
     def real_tokens(self, batch_index: int) -> int:
         """Return the tokens of the whole global batch, without padding and fillers."""

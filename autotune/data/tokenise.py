@@ -24,6 +24,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -36,6 +37,9 @@ from autotune.errors import AutotuneError, EnvironmentFault, InputError
 
 HUB_TIMEOUT_S: Final = 10.0
 """How long the hub may take to answer at all."""
+
+_GENERATION: Final = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+"""The tag by which a chat template marks what the assistant says."""
 
 
 def tokenise(request: TokenRequest) -> None:
@@ -91,8 +95,10 @@ class Encoder:
         self._tokenizer = tokenizer
         self._path = path
         template = getattr(tokenizer, "chat_template", None)
+        if isinstance(template, Mapping):
+            template = template.get("default")
         self._template = template if isinstance(template, str) else None
-        self._marks_assistant = "generation %}" in (self._template or "").replace("-%}", " %}")
+        self._marks_assistant = bool(_GENERATION.search(self._template or ""))
 
     def encode(self, sample: Mapping[str, Any], line: int) -> tuple[list[int], list[bool]]:
         """Return the ids of a sample and, for each, whether it is trained on.

@@ -93,9 +93,13 @@ def _is_plain(value: Any) -> bool:
 
 
 def _closest(values: Sequence[Any], wished: float) -> Any:
-    """By ratio among positive numbers (sizes), else by difference."""
-    if wished > 0 and all(value > 0 for value in values):
-        return min(values, key=lambda value: abs(math.log(value) - math.log(wished)))
+    """By ratio among positive numbers (sizes), else by difference.
+
+    Zero means off: it is near to zero only.
+    """
+    positive = [value for value in values if value > 0]
+    if wished > 0 and positive:
+        return min(positive, key=lambda value: abs(math.log(value) - math.log(wished)))
     return min(values, key=lambda value: abs(value - wished))
 
 

@@ -20,7 +20,7 @@ def of(space: SearchSpace) -> dict[str, Any]:
         "backends": sorted(space.backends),
         "baseline_backend": space.baseline_backend,
         "workload": codec.to_json(space.workload),
-        "processes": space.processes,
+        "processes": "auto" if space.processes is None else space.processes,
         "params": {p.knob: _param_meaning(p) for p in space.declared},
         "fixed": space.fixed,
         "baseline": space.baseline,

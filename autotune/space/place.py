@@ -22,7 +22,13 @@ class Place:
         """Return the error to raise for a fault here."""
         if self.override is not None:
             message = f"--set {self.override}: {message}"
-        return SpaceError(message, file=self.file, line=self.line, column=self.column, hint=hint)
+        return SpaceError(
+            printable(message),
+            file=self.file,
+            line=self.line,
+            column=self.column,
+            hint=None if hint is None else printable(hint),
+        )
 
     def shifted(self, columns: int) -> Place:
         """The place some columns to the right."""
@@ -34,3 +40,8 @@ class Place:
     def words(self) -> str:
         """``line 7``, or ``--set KEY``."""
         return f"line {self.line}" if self.override is None else f"--set {self.override}"
+
+
+def printable(text: str) -> str:
+    """One line without control characters: what a file holds must not steer a terminal."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

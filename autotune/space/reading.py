@@ -13,6 +13,8 @@ from autotune.space.nodes import Items, Node, Scalar, Table
 
 T = TypeVar("T")
 
+MAX_INT: Final = 2**63 - 1
+"""Engines count in 64 bits."""
 TRUE: Final = ("true", "on", "yes")
 FALSE: Final = ("false", "off", "no")
 NULL: Final = ("null", "~", "none")
@@ -142,7 +144,8 @@ def knob_value(node: Node, knob: Knob) -> Any:
         if word in TRUE or word in FALSE:
             return word in TRUE
     if knob.type == "int":
-        return integer(node, knob.name, low=knob.low, high=knob.high)
+        high = MAX_INT if knob.high is None else knob.high
+        return integer(node, knob.name, low=knob.low, high=high)
     return real(node, knob.name, low=knob.low, high=knob.high)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import TYPE_CHECKING, Any
 
 from autotune.backends.base import Engine
 from autotune.contract.outcome import ReadBack, ReadBackLevel
 from autotune.contract.plan import Plan
-from autotune.worker.failures import NotInEffectFault
+from autotune.worker.failures import NotInEffectError
 
 if TYPE_CHECKING:
     import torch
@@ -62,7 +63,7 @@ def require_in_effect(plan: Plan, read_back: dict[str, ReadBack], *, owners: set
     """Check the knobs of ``owners`` that the plan wants verified.
 
     Raises:
-        NotInEffectFault: One differs, or could not be read; the message names all of them.
+        NotInEffectError: One differs, or could not be read; the message names all of them.
     """
     faults = []
     for name in plan.verify:
@@ -77,7 +78,7 @@ def require_in_effect(plan: Plan, read_back: dict[str, ReadBack], *, owners: set
                 f" ({_LEVELS[entry.level]})"
             )
     if faults:
-        raise NotInEffectFault("; ".join(faults))
+        raise NotInEffectError("; ".join(faults))
 
 
 _LEVELS: dict[ReadBackLevel, str] = {
@@ -110,9 +111,7 @@ def _batching(plan: Plan) -> str:
         dealt = [step for turn in zip(*steps, strict=True) for step in turn]
         order = [index for step in dealt for index in step.samples]
         in_order = order == sorted(order)
-        longest_first = all(
-            lengths[a] >= lengths[b] for a, b in zip(order, order[1:], strict=False)
-        )
+        longest_first = all(lengths[a] >= lengths[b] for a, b in itertools.pairwise(order))
         if plan.schedule.batching == "padded" and not in_order:
             return "sorted"
         if plan.schedule.batching == "sorted" and not longest_first:

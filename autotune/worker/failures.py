@@ -27,43 +27,43 @@ _PEER_LOST: Final = (
 _INFRA_TYPES: Final = ("DistBackendError", "DistNetworkError", "DistStoreError")
 
 
-class TrialFault(Exception):
+class TrialError(Exception):
     """A failure whose kind the rank knows for certain."""
 
     kind: FailureKind = "crash"
 
 
-class NumericsFault(TrialFault):
+class NumericsError(TrialError):
     """A loss or gradient norm that is not finite, zero, or not the baseline's."""
 
     kind: FailureKind = "numerics"
 
 
-class NotInEffectFault(TrialFault):
+class NotInEffectError(TrialError):
     """The running engine holds another value than the plan asks for."""
 
     kind: FailureKind = "not_in_effect"
 
 
-class DeviceMemoryFault(TrialFault):
+class DeviceMemoryError(TrialError):
     """The worst case does not fit into device memory with its margin."""
 
     kind: FailureKind = "oom_device"
 
 
-class HostMemoryFault(TrialFault):
+class HostMemoryError(TrialError):
     """The worst case does not fit into this process's share of host memory."""
 
     kind: FailureKind = "oom_host"
 
 
-class PlanMismatchFault(TrialFault):
+class PlanMismatchError(TrialError):
     """The ranks did not read the same plan."""
 
     kind: FailureKind = "infra"
 
 
-class Interrupted(TrialFault):
+class InterruptedTrialError(TrialError):
     """SIGTERM: the user, the watchdog or the scheduler ended the trial."""
 
     kind: FailureKind = "interrupted"
@@ -74,7 +74,7 @@ def kind_of(error: BaseException) -> FailureKind:
 
     Types decide; the message only where the library has no type for it.
     """
-    if isinstance(error, TrialFault):
+    if isinstance(error, TrialError):
         return error.kind
     if isinstance(error, IncompatibleConfigError):
         return "incompatible"

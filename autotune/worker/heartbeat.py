@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import Final
@@ -57,6 +56,6 @@ class Heartbeat:
         temporary = self._path.with_name(f".{self._path.name}.tmp")
         try:
             temporary.write_text(text, encoding="utf-8")
-            os.replace(temporary, self._path)
+            temporary.replace(self._path)
         except OSError:
             return

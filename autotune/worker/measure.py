@@ -20,7 +20,7 @@ from autotune.analysis import numerics, timing
 from autotune.contract.outcome import RankStatus
 from autotune.contract.plan import CheckPoint, Plan
 from autotune.worker import timing as rules
-from autotune.worker.failures import NumericsFault
+from autotune.worker.failures import NumericsError
 from autotune.worker.heartbeat import Heartbeat
 from autotune.worker.memory import MemoryMeter
 from autotune.worker.step import Iteration, Stepper
@@ -41,7 +41,12 @@ class Meter:
     """Runs the phases between build and teardown on one rank."""
 
     def __init__(
-        self, plan: Plan, stepper: Stepper, memory: MemoryMeter, device: torch.device, beat: Heartbeat
+        self,
+        plan: Plan,
+        stepper: Stepper,
+        memory: MemoryMeter,
+        device: torch.device,
+        beat: Heartbeat,
     ) -> None:
         self._plan = plan
         self._stepper = stepper
@@ -73,7 +78,7 @@ class Meter:
         """Run the check iterations one by one and compare them with the baseline's.
 
         Raises:
-            NumericsFault: A loss or a norm is wrong; on every rank alike.
+            NumericsError: A loss or a norm is wrong; on every rank alike.
         """
         self._heart.enter("check")
         for _ in range(self._plan.measuring.check_iterations):
@@ -83,7 +88,7 @@ class Meter:
             )
             problem = numerics.first_problem(self.checks, self._plan.numerics)
             if problem is not None:
-                raise NumericsFault(problem)
+                raise NumericsError(problem)
 
     def warm_up(self) -> None:
         """Run whole cycles until two agree or the limit is reached."""
@@ -117,7 +122,7 @@ class Meter:
         """Run the worst-case micro-step for its memory.
 
         Raises:
-            TrialFault: It does not fit with its margin (``oom_device`` or ``oom_host``).
+            TrialError: It does not fit with its margin (``oom_device`` or ``oom_host``).
         """
         self._heart.enter("probe")
         gc.enable()
@@ -141,7 +146,7 @@ class Meter:
         losses = _numbers([result.loss for result in results])
         norms = _numbers([result.grad_norm for result in results])
         everyone = self._stepper.exchange([*seconds, *losses, *norms])
-        times, mean_losses, all_norms = everyone.split(count, dim=1)
+        times, mean_losses, all_norms = torch.split(everyone, count, dim=1)
         into.mine_s += seconds
         into.slowest_s += times.max(dim=0).values.tolist()
         into.losses += mean_losses.mean(dim=0).tolist()
@@ -165,6 +170,6 @@ def _numbers(values: Sequence[torch.Tensor | float]) -> list[float]:
 def _require_finite(losses: Sequence[float], norms: Sequence[float], first: int) -> None:
     for offset, (loss, norm) in enumerate(zip(losses, norms, strict=True)):
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise NumericsFault(
+            raise NumericsError(
                 f"iteration {first + offset + 1} has loss {loss!r} and gradient norm {norm!r}"
             )

@@ -11,7 +11,7 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
-from autotune.worker.failures import DeviceMemoryFault, HostMemoryFault
+from autotune.worker.failures import DeviceMemoryError, HostMemoryError
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +39,7 @@ class MemoryMeter(Protocol):
     def margin_bytes(self, share: float) -> int:
         """What must stay free."""
 
-    def fault(self, peak: int, share: float) -> DeviceMemoryFault | HostMemoryFault | None:
+    def fault(self, peak: int, share: float) -> DeviceMemoryError | HostMemoryError | None:
         """Return the fault if ``peak`` and its margin do not fit."""
 
 
@@ -77,9 +77,9 @@ class DeviceMeter:
     def margin_bytes(self, share: float) -> int:
         return max(int(share * self.limit_bytes), DEVICE_MARGIN_BYTES)
 
-    def fault(self, peak: int, share: float) -> DeviceMemoryFault | None:
+    def fault(self, peak: int, share: float) -> DeviceMemoryError | None:
         words = fits_fault("device memory", peak, self.margin_bytes(share), self.limit_bytes)
-        return DeviceMemoryFault(words) if words else None
+        return DeviceMemoryError(words) if words else None
 
 
 class HostMeter:
@@ -103,9 +103,9 @@ class HostMeter:
     def margin_bytes(self, share: float) -> int:
         return int(share * self.limit_bytes)
 
-    def fault(self, peak: int, share: float) -> HostMemoryFault | None:
+    def fault(self, peak: int, share: float) -> HostMemoryError | None:
         words = fits_fault("resident memory", peak, self.margin_bytes(share), self.limit_bytes)
-        return HostMemoryFault(words) if words else None
+        return HostMemoryError(words) if words else None
 
 
 def meter_for(device: torch.device, local_processes: int) -> MemoryMeter:

@@ -7,12 +7,15 @@ kind, phase and iteration. The caller ends the process with the returned code at
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import random
 import sys
 import threading
 import time
+import traceback
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +23,7 @@ from autotune.contract.folder import AttemptFolder
 from autotune.contract.outcome import RankMeasurement, RankRecord, RankStatus, ReadBack
 from autotune.contract.plan import Plan
 from autotune.errors import AutotuneError, EnvironmentFault
-from autotune.worker.failures import Interrupted, PlanMismatchFault, rank_error
+from autotune.worker.failures import InterruptedTrialError, PlanMismatchError, rank_error
 from autotune.worker.heartbeat import Heartbeat
 from autotune.worker.termination import TerminationWatch
 
@@ -72,7 +75,7 @@ class _Session:
 
     def terminate(self) -> None:
         """Record that the trial was stopped from outside, and end the process."""
-        self._record("failed", error=Interrupted("the trial was stopped by a signal"))
+        self._record("failed", error=InterruptedTrialError("the trial was stopped by a signal"))
         os._exit(TERMINATED)
 
     def _trial(self, plan: Plan) -> tuple[RankStatus, RankMeasurement]:
@@ -98,9 +101,7 @@ class _Session:
         engine: Engine = backend.build(plan, context)
         family = family_of(plan.workload.model.family)
         vocabulary = family.vocab_size(plan.workload.model.config)
-        stream = TokenStream(
-            plan.workload, plan.schedule, self._rank, vocabulary, place.device
-        )
+        stream = TokenStream(plan.workload, plan.schedule, self._rank, vocabulary, place.device)
         stream.prepare()
         read_back = attestation.read_engine(plan, engine)
         attestation.require_in_effect(plan, read_back, owners={plan.backend, "env"})
@@ -135,9 +136,9 @@ class _Session:
         return meter.status, measurement
 
     def _fail(self, error: BaseException) -> int:
-        import traceback
-
-        traceback.print_exception(error)
+        # A full disk may refuse the log too; the record then still says what went wrong.
+        with contextlib.suppress(OSError):
+            traceback.print_exception(error)
         return self._record("failed", error=error)
 
     def _record(
@@ -155,7 +156,8 @@ class _Session:
             try:
                 self._folder.write_rank(self._make_record(status, measurement, error))
             except AutotuneError as problem:
-                print(f"rank {self._rank} left no record: {problem}", file=sys.stderr)
+                with contextlib.suppress(OSError):
+                    print(f"rank {self._rank} left no record: {problem}", file=sys.stderr)
                 return UNWRITABLE
         return DONE if error is None else FAILED
 
@@ -216,6 +218,8 @@ def _prepare(plan: Plan, rank: int) -> _Place:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // max(1, local)))
     notes["threads"] = torch.get_num_threads()
     notes["torch"] = str(torch.__version__)
+    # DeepSpeed calls collectives by names that torch 2.13 renamed: a line in the log for each call.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     random.seed(plan.workload.model.seed)
     torch.manual_seed(plan.workload.model.seed)
     return _Place(device=device, local_rank=local_rank, local_processes=local, notes=notes)
@@ -225,7 +229,7 @@ def _compare_digests(plan: Plan, device: torch.device) -> None:
     """Let every rank see every plan's hash.
 
     Raises:
-        PlanMismatchFault: They differ.
+        PlanMismatchError: They differ.
     """
     import torch
     import torch.distributed as dist
@@ -235,7 +239,7 @@ def _compare_digests(plan: Plan, device: torch.device) -> None:
     dist.all_gather(theirs, mine)
     different = [rank for rank, other in enumerate(theirs) if not torch.equal(other, mine)]
     if different:
-        raise PlanMismatchFault(
+        raise PlanMismatchError(
             f"the plan here has hash {plan.digest[:12]}…, and rank {different[0]} read another one"
         )
 

@@ -8,6 +8,7 @@ below are functions of the exchanged numbers alone, so every rank decides the sa
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -44,7 +45,7 @@ class HostMarks:
 
     def take(self) -> list[float]:
         at, self._at = self._at, []
-        return [after - before for before, after in zip(at, at[1:], strict=False)]
+        return [after - before for before, after in itertools.pairwise(at)]
 
 
 class DeviceMarks:
@@ -57,7 +58,7 @@ class DeviceMarks:
     def mark(self) -> None:
         import torch
 
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         self._events.append(event)
 
@@ -65,7 +66,7 @@ class DeviceMarks:
         events, self._events = self._events, []
         if events:
             events[-1].synchronize()
-        pairs = zip(events, events[1:], strict=False)
+        pairs = itertools.pairwise(events)
         return [before.elapsed_time(after) / 1000.0 for before, after in pairs]
 
 

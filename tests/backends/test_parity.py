@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,20 @@ from support_trials import BF16, make_plan, measured, run_trial
 
 from autotune.contract.outcome import RankRecord
 
-_reference: dict[bool, RankRecord] = {}
-
 
 def _run(backend: str, changes: dict[str, Any], path: Path, **more: Any) -> RankRecord:
     plan = make_plan(backend, changes=changes, **more)
     first, second = measured(run_trial(plan, path), path)
     assert first.measurement.checks == second.measurement.checks
+    levels = {
+        knob.full_name: knob.read_back
+        for owner in (backend, "workload")
+        for knob in importlib.import_module(f"autotune.knobs.{owner}").KNOBS
+    }
     for name, value in changes.items():
-        assert first.measurement.read_back[name].actual == value
+        entry = first.measurement.read_back[name]
+        assert entry.actual == value
+        assert entry.level == levels[name]
     return first
 
 
@@ -85,6 +91,8 @@ def test_every_configuration_starts_and_learns_alike(
 ) -> None:
     """Gradient scaling, initial weights, clipping and AdamW are the same (BUG-038's equal work)."""
     tied, expected = reference
+    if not tied and (backend, own) not in [CASES[0][:2], CASES[3][:2]]:
+        pytest.skip("two cases are enough for the untied model")
     changes = {f"{backend}.{key}": value for key, value in own.items()} | cut
     if backend == "fsdp2" and not tied:
         changes["fsdp2.wrap_embeddings"] = True

@@ -54,7 +54,7 @@ def cuts(draw):
     }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(cuts())
 def test_every_cut_does_the_same_work_within_its_limit(case):
     """BUG-038: the samples, and so the real tokens, of an iteration do not depend on the cut."""

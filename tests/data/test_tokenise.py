@@ -16,7 +16,7 @@ from autotune.errors import EnvironmentFault, InputError
 WORDS = ["<unk>", "<s>", "</s>", "user", "assistant", ":", *[f"w{i}" for i in range(90)]]
 MARKED = (
     "{% for m in messages %}{{ m.role }} : "
-    "{% if m.role == 'assistant' %}{% generation %}{{ m.content }} </s>{% endgeneration %}"
+    "{% if m.role == 'assistant' %}{%- generation -%}{{ m.content }} </s> {% endgeneration %}"
     "{% else %}{{ m.content }} {% endif %}{% endfor %}"
 )
 PLAIN = "{% for m in messages %}{{ m.role }} : {{ m.content }} {% endfor %}"
@@ -79,8 +79,7 @@ def chat(*contents: str) -> dict:
 def test_marked_template_trains_on_the_assistants_tokens(tmp_path, tokenizers):
     line = chat("w1 w2", "w3", "w4", "w5 w6")
     ((found, trained),) = tokens(request_of(tmp_path, tokenizers["m"], [line]))
-    text = "user : w1 w2 assistant : w3 </s> user : w4 assistant : w5 w6 </s>"
-    assert found == ids(text.replace("</s>user", "</s> user"))
+    assert found == ids("user : w1 w2 assistant : w3 </s> user : w4 assistant : w5 w6 </s>")
     assert trained == [[6, 8], [13, 16]]
 
 
@@ -177,8 +176,7 @@ def make(tmp_path: Path, tokenizer: object, **changes) -> Samples:
         "tokenizer": None if tokenizer is None else str(tokenizer),
         "max_length": 8,
         "seed": 0,
-        "global_batch": 2,
-        "distinct_batches": 2,
+        "num_samples": 4,
         "vocab_size": 96,
         "folder": tmp_path / "study" / "data",
     }
@@ -236,10 +234,10 @@ def test_problems_known_without_a_process(tmp_path, tokenizers):
 
 
 def test_drawn_samples_touch_no_folder(tmp_path):
-    found = made(tmp_path, None, [], lengths="ultrachat-like", jsonl=None, max_length=512)
+    found = made(tmp_path, None, [], lengths="ultrachat-like", jsonl=None, folder=None)
     assert len(found.lengths) == 4
     assert found.token_file is None
-    assert not (tmp_path / "study").exists()
+    assert found.dataset_samples is None
 
 
 def test_coordinator_side_imports_no_torch_or_transformers():

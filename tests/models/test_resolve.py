@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import EnvironmentFault, InputError
+from autotune.errors import InputError
 from autotune.models.presets import PRESETS
 from autotune.models.resolve import resolve_model
 
@@ -145,34 +145,6 @@ def test_damaged_index(tmp_path, index, message):
     (write_config(tmp_path) / "model.safetensors.index.json").write_text(index)
     with pytest.raises(InputError, match=message):
         resolve_model(str(tmp_path), load_weights=True)
-
-
-def test_hub_that_is_not_reached_is_the_environments_fault(tmp_path):
-    # In a process of its own: the hub's client reads its settings at import.
-    code = (
-        "from autotune.models.resolve import resolve_model\n"
-        "from autotune.errors import EnvironmentFault\n"
-        "try:\n    resolve_model('org/name', load_weights=False)\n"
-        "except EnvironmentFault as error:\n    print(error.exit_code, error)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={
-            "PYTHONPATH": ":".join(sys.path),
-            "HF_ENDPOINT": "http://127.0.0.1:9",
-            "HF_HOME": str(tmp_path),
-            "NO_PROXY": "*",
-        },
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stdout.startswith("3 model org/name is no folder here, and the hub was not reached")
-
-
-def test_environment_fault_has_exit_code_3():
-    assert EnvironmentFault.exit_code == 3
 
 
 def test_resolving_imports_no_torch():

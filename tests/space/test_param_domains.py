@@ -184,6 +184,12 @@ def test_tuned_bounds_beyond_doubles_are_refused_and_fixed_ones_pass(load: Load)
     assert space.baseline_config().values[f"zero3.{name}"] == top
 
 
+def test_more_than_64_bits_is_no_value(load: Load) -> None:
+    """BUG-007"""
+    error = fault(load, "reduce_bucket_size: {choices: [1, 9223372036854775808]}")
+    assert "must be at most 9223372036854775807" in str(error)
+
+
 def test_neighbouring_large_choices_stay_apart(load: Load) -> None:
     """BUG-007"""
     space = load("reduce_bucket_size: {choices: [500000003, 500000001]}")
@@ -305,7 +311,13 @@ def test_x_names_hold_notes_in_a_parameter(load: Load) -> None:
 
 def test_nearest_value() -> None:
     sizes = IntRange(low=1000, high=10**6, log=True, also=(0,))
-    assert [domains.nearest(sizes, w) for w in (0, 10**9, 5000, True)] == [0, 10**6, 5000, 1000]
+    assert [domains.nearest(sizes, w) for w in (0, 10**9, 5000, 30, True)] == [
+        0,
+        10**6,
+        5000,
+        1000,
+        1000,
+    ]
     stepped = IntRange(low=1, high=9, step=4)
     assert [domains.nearest(stepped, w) for w in (0, 4, 6, 100)] == [1, 5, 5, 9]
     choices = Choices(values=(1, 2, 8), labels=("1", "2", "8"))

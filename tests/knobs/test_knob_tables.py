@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from autotune.knobs import environment, fsdp2, reasons, workload, zero3
+from autotune.knobs.knob import Knob
+from autotune.space.expression import Expression
+
+TABLES = {
+    "zero3": zero3.KNOBS,
+    "fsdp2": fsdp2.KNOBS,
+    "workload": workload.KNOBS,
+    "env": environment.KNOBS,
+}
+ALL = [knob for table in TABLES.values() for knob in table]
+
+
+@pytest.mark.parametrize("knob", ALL, ids=lambda knob: knob.full_name)
+def test_an_entry_is_complete(knob: Knob) -> None:
+    assert knob in TABLES[knob.owner]
+    assert knob.source
+    assert knob.read_from
+    assert knob.meaning.endswith(".")
+    assert knob.numerics in ("neutral", "order", "rounding")
+    if knob.type in ("text", "bool") or knob.default is None:
+        assert knob.low is None or knob.default is None
+    elif type(knob.default) is int:
+        assert knob.low is not None
+        assert knob.low <= knob.default
+    else:
+        assert knob.default in knob.choices
+    if knob.type == "text":
+        assert knob.default in knob.choices
+
+
+@pytest.mark.parametrize("owner", TABLES)
+def test_names_are_unique(owner: str) -> None:
+    names = [knob.name for knob in TABLES[owner]]
+    assert len(names) == len(set(names))
+    others = {knob.name for knob in ALL if knob.owner != owner}
+    assert not others & set(names)
+
+
+@pytest.mark.parametrize("knob", [k for k in ALL if k.dead_when], ids=lambda knob: knob.full_name)
+def test_a_condition_of_death_names_siblings_and_facts(knob: Knob) -> None:
+    assert knob.dead_when is not None
+    known = {sibling.name for sibling in TABLES[knob.owner]} - {knob.name}
+    expression = Expression.parse(knob.dead_when)
+    assert set(expression.names) <= known | {"processes", "device"}
+
+
+def test_site_settings_are_never_knobs() -> None:
+    """They are the site's: NVLink multicast must stay as the site has it."""
+    assert set(environment.FORBIDDEN) == {
+        "NCCL_NVLS_ENABLE",
+        "TORCH_SYMM_MEM_DISABLE_MULTICAST",
+        "NVSHMEM_DISABLE_NVLS",
+    }
+    assert not {knob.name for knob in ALL} & set(environment.FORBIDDEN)
+    assert environment.KNOBS == ()
+
+
+def test_refused_names_are_no_knobs() -> None:
+    names = {knob.name for knob in ALL}
+    for refused in (*reasons.REFUSED.values(), workload.WORK):
+        assert not names & set(refused)
+
+
+def test_zero3_defaults_are_those_of_the_installed_deepspeed() -> None:
+    config_class = pytest.importorskip("deepspeed.runtime.zero.config").DeepSpeedZeroConfig
+    config = config_class(stage=3)
+    fields = config_class.model_fields
+    by_alias = {field.alias or name: name for name, field in fields.items()}
+    for knob in zero3.KNOBS:
+        attribute = by_alias.get(knob.name, by_alias.get(f"stage3_{knob.name}", knob.name))
+        assert getattr(config, attribute) == knob.default, knob.name
+        assert type(getattr(config, attribute)) is type(knob.default), knob.name
+
+
+def test_zero3_bounds_are_those_of_the_installed_deepspeed() -> None:
+    config_class = pytest.importorskip("deepspeed.runtime.zero.config").DeepSpeedZeroConfig
+    for knob in zero3.KNOBS:
+        if knob.low is None:
+            continue
+        accepted = config_class(stage=3, **{knob.name: knob.low})
+        assert knob.low in accepted.model_dump().values(), knob.name
+        if knob.name != "stage3_module_granularity_threshold":
+            with pytest.raises(ValueError):
+                config_class(stage=3, **{knob.name: knob.low - 1})
+
+
+def test_fsdp2_defaults_are_those_of_the_installed_torch() -> None:
+    fully_shard = pytest.importorskip("torch.distributed.fsdp").fully_shard
+    state = pytest.importorskip("torch.distributed.fsdp._fully_shard._fsdp_state").FSDPState()
+    knobs = {knob.name: knob for knob in fsdp2.KNOBS}
+    # None: true for all units but the root, of which the knob does not speak.
+    assert inspect.signature(fully_shard).parameters["reshard_after_forward"].default is None
+    assert state._auto_reshard_after_forward is True
+    assert knobs["reshard_after_forward"].default is True
+    # No explicit lists: nothing ahead in forward, torch's implicit rule (one unit) in backward.
+    assert state._states_to_forward_prefetch == []
+    assert state._states_to_backward_prefetch == []
+    assert knobs["forward_prefetch"].default == 0
+    assert knobs["backward_prefetch"].default == 1

@@ -1,0 +1,144 @@
+"""Faults that tests plant in a rank before it runs (``support_trials.rank_main``)."""
+
+from __future__ import annotations
+
+import dataclasses
+import resource
+import time
+from typing import Any
+
+
+def _wrap_build(change: Any) -> None:
+    """Run ``change(engine)`` after the backend has built its engine."""
+    from autotune.backends.deepspeed import Zero3Backend
+    from autotune.backends.fsdp2 import Fsdp2Backend
+
+    for backend in (Zero3Backend, Fsdp2Backend):
+        original = backend.build
+
+        def build(self: Any, plan: Any, rank: Any, original: Any = original) -> Any:
+            engine = original(self, plan, rank)
+            change(engine)
+            return engine
+
+        backend.build = build
+
+
+def gradients_four_times(rank: int) -> None:
+    """The loss that is back-propagated is scaled, the loss that is reported is not."""
+
+    def change(engine: Any) -> None:
+        original = engine.backward
+        engine.backward = lambda loss, *, last: original(loss * 4.0, last=last)
+
+    _wrap_build(change)
+
+
+def weight_is_nan(rank: int) -> None:
+    """One value of one weight on rank 1 is not a number."""
+
+    def change(engine: Any) -> None:
+        if rank == 1:
+            parameter = next(iter(engine.module.parameters()))
+            local = parameter.ds_tensor if hasattr(parameter, "ds_tensor") else parameter.to_local()
+            local.detach().view(-1)[0] = float("nan")
+
+    _wrap_build(change)
+
+
+def gradient_is_nan(rank: int) -> None:
+    """The forward pass is right, the gradients are not."""
+
+    def change(engine: Any) -> None:
+        original = engine.backward
+        engine.backward = lambda loss, *, last: original(loss * float("nan"), last=last)
+
+    _wrap_build(change)
+
+
+def gradient_is_nan_later(rank: int) -> None:
+    """As above, from the seventh iteration on, of eight micro-steps each (one rank)."""
+
+    def change(engine: Any) -> None:
+        original, calls = engine.backward, []
+
+        def backward(loss: Any, *, last: bool) -> None:
+            calls.append(1)
+            scale = float("nan") if len(calls) > 6 * 8 else 1.0
+            original(loss * scale, last=last)
+
+        engine.backward = backward
+
+    _wrap_build(change)
+
+
+def other_bucket(rank: int) -> None:
+    """What is applied is not what the plan says."""
+    from autotune.backends.deepspeed import Zero3Backend
+
+    original = Zero3Backend.render
+
+    def render(self: Any, plan: Any) -> Any:
+        rendered = original(self, plan)
+        rendered["zero_optimization"]["reduce_bucket_size"] = 123
+        return rendered
+
+    Zero3Backend.render = render
+
+
+def checkpointing_lost(rank: int) -> None:
+    def change(engine: Any) -> None:
+        for module in engine.module.modules():
+            if hasattr(module, "gradient_checkpointing"):
+                module.gradient_checkpointing = False
+
+    _wrap_build(change)
+
+
+def other_plan_on_rank_1(rank: int) -> None:
+    from autotune.contract.folder import AttemptFolder
+
+    original = AttemptFolder.read_plan
+    if rank == 1:
+        AttemptFolder.read_plan = lambda self: dataclasses.replace(original(self), key="other")
+
+
+def little_memory(rank: int) -> None:
+    from autotune.worker import memory
+
+    memory.available_bytes = lambda *args: 300 * 1024**2
+
+
+def memory_error_on_rank_1(rank: int) -> None:
+    def change(engine: Any) -> None:
+        def backward(loss: Any, *, last: bool) -> None:
+            raise MemoryError
+
+        if rank == 1:
+            engine.backward = backward
+
+    _wrap_build(change)
+
+
+def crash_on_rank_1(rank: int) -> None:
+    def change(engine: Any) -> None:
+        def backward(loss: Any, *, last: bool) -> None:
+            raise ZeroDivisionError("planted")
+
+        if rank == 1:
+            engine.backward = backward
+
+    _wrap_build(change)
+
+
+def rank_1_hangs(rank: int) -> None:
+    def change(engine: Any) -> None:
+        if rank == 1:
+            engine.step = lambda: time.sleep(600)
+
+    _wrap_build(change)
+
+
+def no_large_files(rank: int) -> None:
+    """Files cannot grow beyond a heartbeat, as on a full disk."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))

@@ -1,0 +1,235 @@
+"""A rank's record in every way that a trial can end. Real ranks, real engines, planted faults."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support_trials import (
+    NUMERICS,
+    QUICK,
+    launch,
+    make_plan,
+    measured,
+    run_trial,
+    start_trial,
+)
+
+from autotune.contract.failures import PHASES
+from autotune.contract.folder import AttemptFolder
+from autotune.contract.outcome import RankRecord
+from autotune.contract.plan import Plan, Racing
+
+
+def _failed(plan: Plan, path: Path, fault: str) -> list[RankRecord]:
+    path.mkdir(parents=True, exist_ok=True)
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    )
+    records = run_trial(plan, path, fault=f"faults:{fault}")
+    assert all(record is not None for record in records)
+    assert all(record.status == "failed" for record in records if record is not None)
+    return [record for record in records if record is not None]
+
+
+@pytest.fixture(scope="module")
+def baseline(tmp_path_factory: pytest.TempPathFactory) -> tuple[RankRecord, ...]:
+    path = tmp_path_factory.mktemp("baseline")
+    return tuple(measured(run_trial(make_plan("fsdp2"), path), path))
+
+
+def test_a_measured_rank_tells_everything(baseline: tuple[RankRecord, ...]) -> None:
+    record = baseline[0]
+    measurement = record.measurement
+    assert set(record.phase_s) == set(PHASES)
+    assert record.plan_digest == make_plan("fsdp2").digest
+    assert len(measurement.warmup_s) == 4
+    assert len(measurement.iteration_s) == 2
+    # BUG-039: the reported seconds are those of the host's clock around the window.
+    assert sum(measurement.iteration_s) <= measurement.window_s
+    assert len(measurement.checks) == 3
+    assert measurement.checks[0].loss == pytest.approx(math.log(2048), rel=0.01)
+    assert measurement.final_loss < measurement.checks[0].loss
+    assert 0 < measurement.peak_timed_bytes <= measurement.peak_worst_case_bytes
+    assert measurement.peak_worst_case_bytes < measurement.memory_limit_bytes
+    assert "sdpa" in measurement.implementations["attention"]
+    assert measurement.notes["threads"] >= 1
+    assert set(measurement.read_back) >= {"workload.micro_batch", "fsdp2.layers_per_unit"}
+
+
+def test_wrong_gradient_scale_is_caught_where_the_loss_cannot_tell(
+    baseline: tuple[RankRecord, ...], tmp_path: Path
+) -> None:
+    numerics = dataclasses.replace(NUMERICS, reference=baseline[0].measurement.checks)
+    plan = make_plan("fsdp2", numerics=numerics)
+    for record in _failed(plan, tmp_path, "gradients_four_times"):
+        assert record.error.kind == "numerics"
+        assert record.error.phase == "check"
+        assert "gradient norm of check iteration 1" in record.error.message
+
+
+def test_the_baselines_numbers_are_no_fault(
+    baseline: tuple[RankRecord, ...], tmp_path: Path
+) -> None:
+    numerics = dataclasses.replace(NUMERICS, reference=baseline[0].measurement.checks)
+    plan = make_plan("zero3", numerics=numerics)
+    measured(run_trial(plan, tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize("backend", ["zero3", "fsdp2"])
+@pytest.mark.parametrize(("fault", "ranks"), [("weight_is_nan", 2), ("gradient_is_nan", 1)])
+def test_not_a_number_is_a_numerics_failure(
+    backend: str, fault: str, ranks: int, tmp_path: Path
+) -> None:
+    """ZeRO-3 skips such an update and keeps the norm of the step before: not a valid number."""
+    for record in _failed(make_plan(backend, processes=ranks), tmp_path, fault):
+        assert record.error.kind == "numerics"
+        assert "not finite" in record.error.message
+
+
+def test_numbers_that_go_wrong_after_the_check_are_caught(tmp_path: Path) -> None:
+    measuring = dataclasses.replace(QUICK, window_iterations=8, window_s=1e4, interval_share=1e-9)
+    plan = make_plan("zero3", measuring=measuring, processes=1)
+    for record in _failed(plan, tmp_path, "gradient_is_nan_later"):
+        assert record.error.kind == "numerics"
+        assert record.error.phase == "measure"
+        assert "iteration 7" in record.error.message
+
+
+def test_a_value_that_is_not_in_effect_is_named(tmp_path: Path) -> None:
+    """BUG-008: each tuned value is the one that the engine reports back."""
+    plan = make_plan("zero3", changes={"zero3.reduce_bucket_size": 1_000_000}, processes=1)
+    for record in _failed(plan, tmp_path, "other_bucket"):
+        assert record.error.kind == "not_in_effect"
+        assert record.error.phase == "build"
+        assert "zero3.reduce_bucket_size" in record.error.message
+        assert "1000000" in record.error.message
+        assert "123" in record.error.message
+
+
+def test_checkpointing_that_is_off_is_not_in_effect(tmp_path: Path) -> None:
+    plan = make_plan("fsdp2", changes={"workload.activation_checkpointing": "full"}, processes=1)
+    for record in _failed(plan, tmp_path, "checkpointing_lost"):
+        assert record.error.kind == "not_in_effect"
+        assert "activation_checkpointing" in record.error.message
+
+
+def test_ranks_with_different_plans_do_not_start(tmp_path: Path) -> None:
+    for record in _failed(make_plan("fsdp2"), tmp_path, "other_plan_on_rank_1"):
+        assert record.error.kind == "infra"
+        assert record.error.phase == "init"
+        assert "rank" in record.error.message
+
+
+def test_a_worst_case_that_does_not_fit_is_out_of_memory(tmp_path: Path) -> None:
+    for record in _failed(make_plan("fsdp2", processes=1), tmp_path, "little_memory"):
+        assert record.error.kind == "oom_host"
+        assert record.error.phase == "probe"
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"), [("memory_error_on_rank_1", "oom_host"), ("crash_on_rank_1", "crash")]
+)
+def test_the_rank_that_failed_first_says_why(fault: str, kind: str, tmp_path: Path) -> None:
+    first, second = _failed(make_plan("zero3"), tmp_path, fault)
+    assert second.error.kind == kind
+    assert first.error.kind == "infra"
+    assert second.error.at <= first.error.at
+    assert "Traceback" in second.error.traceback
+
+
+def test_the_engines_refusal_is_incompatible(tmp_path: Path) -> None:
+    plan = make_plan("zero3", changes={"zero3.reduce_bucket_size": 0}, processes=1)
+    records = run_trial(plan, tmp_path)
+    assert [record.error.kind for record in records] == ["incompatible"]
+    assert "reduce_bucket_size" in records[0].error.message
+
+
+def test_clearly_slower_than_the_best_stops_early(tmp_path: Path) -> None:
+    measuring = dataclasses.replace(
+        QUICK,
+        window_iterations=1000,
+        window_s=1000.0,
+        interval_share=1e-9,
+        racing=Racing(best_s_per_it=1e-6, noise_share=0.01),
+    )
+    records = measured(run_trial(make_plan("fsdp2", measuring=measuring), tmp_path), tmp_path)
+    assert {record.status for record in records} == {"stopped_early"}
+    assert len({len(record.measurement.iteration_s) for record in records}) == 1
+    assert len(records[0].measurement.iteration_s) >= 4
+
+
+def _await_phase(folder: AttemptFolder, phase: str) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            if json.loads(folder.heartbeat_file(0).read_text())["phase"] == phase:
+                return
+        except OSError:
+            pass
+        time.sleep(0.05)
+    raise AssertionError(f"rank 0 never entered {phase}")
+
+
+@pytest.mark.parametrize("fault", [None, "faults:rank_1_hangs"])
+def test_sigterm_is_recorded_even_inside_a_collective(fault: str | None, tmp_path: Path) -> None:
+    """BUG-072: entries are closed as interrupted."""
+    measuring = dataclasses.replace(
+        QUICK, window_iterations=10_000, window_s=1e4, interval_share=1e-9
+    )
+    folder = start_trial(make_plan("fsdp2", measuring=measuring), tmp_path)
+    processes = launch(folder, 2, fault=fault)
+    _await_phase(folder, "check" if fault else "measure")
+    time.sleep(0.5)
+    for process in processes:
+        os.kill(process.pid, signal.SIGTERM)
+    for process in processes:
+        process.join(20)
+        assert process.exitcode is not None
+    for rank in range(2):
+        record = folder.read_rank(rank)
+        assert record.error.kind in ("interrupted", "infra")
+    assert folder.read_rank(0).error.kind == "interrupted" or fault is None
+
+
+def test_a_full_disk_ends_with_the_environments_exit_code(tmp_path: Path) -> None:
+    folder = start_trial(make_plan("fsdp2", processes=1), tmp_path)
+    (process,) = launch(folder, 1, fault="faults:no_large_files")
+    process.join(100)
+    assert process.exitcode == 3
+    assert folder.read_rank(0) is None
+    assert not list(tmp_path.glob(".rank-0.json*"))
+
+
+def test_a_rank_started_by_hand_runs_the_same_trial(
+    baseline: tuple[RankRecord, ...], tmp_path: Path
+) -> None:
+    plan = make_plan("fsdp2", processes=1)
+    start_trial(plan, tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "autotune.worker", "--folder", str(tmp_path), "--rank", "0"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    record = AttemptFolder(tmp_path).read_rank(0)
+    check, expected = record.measurement.checks[0], baseline[0].measurement.checks[0]
+    assert check.loss == pytest.approx(expected.loss, rel=1e-5)
+    assert check.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
+
+
+def test_no_plan_is_recorded_too(tmp_path: Path) -> None:
+    (process,) = launch(AttemptFolder(tmp_path), 1)
+    process.join(60)
+    assert process.exitcode == 1
+    record: Any = AttemptFolder(tmp_path).read_rank(0)
+    assert record.error.phase == "launch"

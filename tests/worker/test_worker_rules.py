@@ -1,0 +1,186 @@
+"""Pure rules: when to stop, what fits, which kind an exception is."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from support_trials import QUICK, make_plan
+
+from autotune.analysis.timing import Interval
+from autotune.backends.base import IncompatibleConfigError
+from autotune.contract.outcome import ReadBack
+from autotune.contract.plan import Racing
+from autotune.errors import EnvironmentFault
+from autotune.worker import attestation, failures, memory, timing
+from autotune.worker.heartbeat import Heartbeat
+
+RULES = dataclasses.replace(
+    QUICK, warmup_max_cycles=4, window_iterations=24, window_s=4.0, interval_share=0.05
+)
+
+
+@pytest.mark.parametrize(
+    ("times", "state"),
+    [
+        ([9.0, 1.0], "no"),
+        ([9.0, 1.0, 1.0, 1.0], "no"),
+        ([9.0, 8.0, 1.0, 1.0, 1.05, 1.0], "yes"),
+        ([9.0, 9.0, 7.0, 7.0, 5.0, 5.0, 3.0, 3.0], "limit"),
+    ],
+)
+def test_warm_up_ends_when_two_cycles_agree(times: list[float], state: str) -> None:
+    assert timing.warm(times, 2, RULES) == state
+
+
+@pytest.mark.parametrize(
+    ("times", "verdict"),
+    [
+        ([1.0, 1.2], "go_on"),
+        ([1.0, 1.2, 1.01, 1.2], "done"),
+        ([1.0, 1.2, 1.6, 1.7], "done"),
+        ([0.1, 0.1, 0.2, 0.2], "go_on"),
+        ([0.01, 0.02] * 12, "done"),
+    ],
+)
+def test_the_window_ends_at_the_first_of_three_limits(times: list[float], verdict: str) -> None:
+    assert timing.window(times, 2, RULES) == verdict
+
+
+@pytest.mark.parametrize(
+    ("mean", "half", "noise", "slower"),
+    [
+        (1.05, 0.0, 0.0, False),
+        (1.2, 0.0, 0.0, True),
+        (1.2, 0.3, 0.0, False),
+        (1.2, 0.0, 0.1, False),
+        (1.5, 0.1, 0.1, True),
+    ],
+)
+def test_racing_needs_all_three_allowances(
+    mean: float, half: float, noise: float, slower: bool
+) -> None:
+    interval = Interval(mean=mean, low=mean - half, high=mean + half, count=3)
+    racing = Racing(best_s_per_it=1.0, noise_share=noise)
+    assert timing.clearly_slower(interval, racing) is slower
+
+
+def test_compile_time_is_what_warm_up_took_beyond_the_steady_time() -> None:
+    seconds = timing.compile_seconds([5.0, 2.5, 1.0, 2.0], [1.0, 2.0, 1.0, 2.0], 2)
+    assert seconds == pytest.approx(4.5)
+
+
+class OutOfMemoryError(RuntimeError):
+    """Named as torch's."""
+
+
+class DistBackendError(RuntimeError):
+    """Named as torch's."""
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OutOfMemoryError("Tried to allocate 2.00 GiB"), "oom_device"),
+        (RuntimeError("CUDA out of memory. Tried to allocate"), "oom_device"),
+        (MemoryError(), "oom_host"),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried"), "oom_host"),
+        (IncompatibleConfigError("no"), "incompatible"),
+        (DistBackendError("NCCL error"), "infra"),
+        (RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer"), "infra"),
+        (EnvironmentFault("disk"), "infra"),
+        (KeyboardInterrupt(), "interrupted"),
+        (failures.NumericsError("nan"), "numerics"),
+        (ValueError("an error in some text about memory"), "crash"),
+    ],
+)
+def test_kinds(error: BaseException, kind: str) -> None:
+    assert failures.kind_of(error) == kind
+
+
+def test_an_endless_message_is_cut() -> None:
+    record = failures.rank_error(ValueError("x" * 10**6), phase="build", iteration=None)
+    assert len(record.message) <= failures.MAX_TEXT
+    assert len(record.traceback) <= failures.MAX_TEXT
+
+
+def _proc(path: Path, *, available_kib: int, cgroup: str) -> Path:
+    (path / "self").mkdir(parents=True)
+    (path / "meminfo").write_text(f"MemTotal: 999 kB\nMemAvailable: {available_kib} kB\n")
+    (path / "self/cgroup").write_text(cgroup)
+    return path
+
+
+def test_available_memory_without_a_limit(tmp_path: Path) -> None:
+    proc = _proc(tmp_path / "proc", available_kib=1000, cgroup="0::/\n")
+    assert memory.available_bytes(proc, tmp_path / "none") == 1_024_000
+
+
+def test_the_tightest_cgroup_above_counts(tmp_path: Path) -> None:
+    proc = _proc(tmp_path / "proc", available_kib=1000, cgroup="0::/job/step\n")
+    root = tmp_path / "cgroup"
+    for folder, limit, used, cache in [("job", "600000", 300000, 50000), ("job/step", "max", 1, 0)]:
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        (root / folder / "memory.max").write_text(f"{limit}\n")
+        (root / folder / "memory.current").write_text(f"{used}\n")
+        (root / folder / "memory.stat").write_text(f"anon 7\ninactive_file {cache}\n")
+    assert memory.available_bytes(proc, root) == 350_000
+
+
+def test_version_1_cgroups_count_too(tmp_path: Path) -> None:
+    proc = _proc(tmp_path / "proc", available_kib=1000, cgroup="4:memory:/a\n2:cpu:/\n")
+    folder = tmp_path / "cgroup/memory/a"
+    folder.mkdir(parents=True)
+    (folder / "memory.limit_in_bytes").write_text("500000\n")
+    (folder / "memory.usage_in_bytes").write_text("400000\n")
+    (folder / "memory.stat").write_text("total_inactive_file 10000\n")
+    assert memory.available_bytes(proc, tmp_path / "cgroup") == 110_000
+
+
+def test_memory_must_fit_with_its_margin() -> None:
+    gib = memory.GIB
+    assert memory.fits_fault("memory", 9 * gib, gib, 10 * gib) is None
+    assert "9.50 GiB" in str(memory.fits_fault("memory", int(9.5 * gib), gib, 10 * gib))
+
+
+def test_resident_peak_follows_allocations() -> None:
+    meter = memory.HostMeter(2)
+    assert meter.limit_bytes <= memory.available_bytes() * 1.5 / 2
+    before = meter.peak_bytes()
+    block = bytearray(64 * 1024**2)
+    block[::4096] = b"x" * len(block[::4096])
+    assert meter.peak_bytes() >= before
+    assert meter.peak_bytes() >= 64 * 1024**2
+    del block
+
+
+def test_heartbeat_accounts_for_each_phase(tmp_path: Path) -> None:
+    heart = Heartbeat(tmp_path / "heartbeat-0.json")
+    heart.enter("launch")
+    heart.enter("check")
+    heart.beat(3)
+    heart.enter("measure")
+    written = json.loads((tmp_path / "heartbeat-0.json").read_text())
+    assert (written["phase"], written["iteration"]) == ("measure", 3)
+    assert set(heart.finish()) == {"launch", "check", "measure"}
+
+
+def test_heartbeat_survives_a_folder_that_is_gone(tmp_path: Path) -> None:
+    heart = Heartbeat(tmp_path / "none" / "heartbeat-0.json")
+    heart.enter("build")
+    assert heart.phase == "build"
+
+
+def test_a_wanted_knob_that_nobody_reads_is_not_in_effect() -> None:
+    plan = make_plan("zero3", verify=("zero3.reduce_bucket_size",))
+    with pytest.raises(failures.NotInEffectError, match="could not be read back"):
+        attestation.require_in_effect(plan, {}, owners={"zero3"})
+
+
+def test_a_flag_is_no_number() -> None:
+    plan = make_plan("zero3", changes={"zero3.overlap_comm": True})
+    entry = {"zero3.overlap_comm": ReadBack(requested=True, actual=1, level="parsed")}
+    with pytest.raises(failures.NotInEffectError, match="overlap_comm"):
+        attestation.require_in_effect(plan, entry, owners={"zero3"})
