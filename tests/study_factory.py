@@ -29,6 +29,13 @@ from autotune.store.database import Store, default_url
 from autotune.store.recorder import StudyRecorder
 from autotune.store.records import RemeasurementHeader, StudyRecord, TrialHeader, Verdict
 
+SPACE = """\
+version: 1
+backend: zero3
+workload: {model: qwen3-tiny, global_batch: 16}
+params:
+  reduce_bucket_size: {type: int, low: 1e5, high: 1e9, log: true}
+"""
 GIB = 1024**3
 CONFIG: dict[str, Any] = {
     "zero3.reduce_bucket_size": 500_000_000,
@@ -130,7 +137,7 @@ def measured(s_per_it: float, *, state: str = "complete", **changes: Any) -> Out
         plan_digest="",
         state=state,  # type: ignore[arg-type]
         measurement=make_measurement(s_per_it, **changes),
-        submitted_at=100.0,
+        submitted_at=30.0,
         wall_s=s_per_it * 13 + 0.5,
         overhead_s=0.5,
         timed_s=s_per_it * 8,
@@ -144,7 +151,7 @@ def failed(kind: str, reason: str = "", **changes: Any) -> Outcome:
         plan_digest="",
         state="interrupted" if kind == "interrupted" else "failed",
         failure=failure,
-        submitted_at=100.0,
+        submitted_at=30.0,
         wall_s=3.0,
         overhead_s=3.0,
         timed_s=0.0,
@@ -156,7 +163,7 @@ def make_study(name: str = "demo", **changes: Any) -> StudyRecord:
         name=name,
         created_at=10.0,
         updated_at=10.0,
-        space_text="version: 1\n",
+        space_text=SPACE,
         space_file="zero3.yaml",
         overrides=("search.trials=4",),
         space_fingerprint="space-a",

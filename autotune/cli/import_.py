@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from autotune.cli.options import JsonOption, StorageOption
+
+if TYPE_CHECKING:
+    from autotune.store.records import StudyContents
 
 
 def register(app: typer.Typer) -> None:
@@ -25,7 +28,7 @@ def import_(
     storage: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Rebuild the database from the trial folders, which are the truth.
+    """Rebuild the database from the trial folders, which are the truth; Optuna's study too.
 
     Files that are not records of autotune are named, skipped and left as they are.
     """
@@ -49,13 +52,40 @@ def import_(
     store = Store(storage_url(folder, storage))
     try:
         done = import_runs(folder, store)
+        problems = [*done.problems]
+        for contents in done.studies:
+            problems += _rebuild_projection(store.url, contents)
     finally:
         store.close()
-    for problem in done.problems:
+    for problem in problems:
         note(f"! {plain(problem)}")
     if as_json:
         counts = {c.study.name: len(c.trials) for c in done.studies}
-        print_json({"schema_version": 1, "trials": counts, "problems": list(done.problems)})
+        print_json({"schema_version": 1, "trials": counts, "problems": problems})
         return
     for contents in done.studies:
         typer.echo(f"imported {contents.study.name}: {len(contents.trials)} trials")
+
+
+def _rebuild_projection(url: str, contents: StudyContents) -> list[str]:
+    """Bring Optuna's study of the same name to the records; return what went wrong, in words."""
+    from autotune.errors import AutotuneError
+    from autotune.search.events import Message
+    from autotune.search.projection import Projection
+    from autotune.space.loader import parse_space
+
+    study = contents.study
+    problems: list[str] = []
+
+    def hear(event: object) -> None:
+        if isinstance(event, Message):
+            problems.append(event.text)
+
+    try:
+        space = parse_space(study.space_text, file=study.space_file, overrides=study.overrides)
+        projection = Projection(url, study.name, space, hear)
+        projection.check()
+        projection.open(contents, anew=False)
+    except AutotuneError as error:
+        problems.append(f"study {study.name!r} is not shown to Optuna's dashboard: {error.message}")
+    return problems

@@ -2,7 +2,8 @@
 
 Beyond the keys that DESIGN.md fixes it holds ``running``, ``topology``, ``projection`` and
 ``problems``; trials carry ``origin``, ``other_context``, ``outside_space``, ``unsteady``,
-``invalid_s_per_it`` and ``log``.
+``invalid_s_per_it`` and ``log``; ``best`` carries the verdict's ``reason`` and ``later_trials``,
+how many were launched after it.
 
 Before there is a verdict ``best.verdict`` is null: ``best`` is then the fastest complete trial,
 ``speedup.ratio`` compares single launches, and its ``low`` and ``high`` are null because nothing
@@ -67,11 +68,28 @@ def counts(contents: StudyContents) -> dict[str, int]:
 
 
 def current_verdict(contents: StudyContents) -> Verdict | None:
-    """The verdict, if it was given for the present space and context."""
+    """The verdict, if it holds for the present space and context.
+
+    Later trials do not undo what launches proved, but they do undo ``none_feasible``.
+    """
     verdict, study = contents.verdict, contents.study
     if verdict is None or verdict.context != study.context:
         return None
-    return verdict if verdict.space_fingerprint == study.space_fingerprint else None
+    if verdict.space_fingerprint != study.space_fingerprint:
+        return None
+    if verdict.verdict == "none_feasible" and _num_later(contents, verdict):
+        return None
+    return verdict
+
+
+def _num_later(contents: StudyContents, verdict: Verdict) -> int:
+    """Trials that were launched after the verdict."""
+    return sum(
+        trial.header.created_at > verdict.at
+        or (trial.outcome is not None and trial.outcome.submitted_at > verdict.at)
+        for trial in contents.trials
+        if contents.comparable(trial)
+    )
 
 
 def _best(contents: StudyContents, baseline: TrialRecord | None) -> dict[str, Any]:
@@ -82,38 +100,48 @@ def _best(contents: StudyContents, baseline: TrialRecord | None) -> dict[str, An
         trial = baseline
     else:
         trial = None if verdict.best_trial is None else contents.trial(verdict.best_trial)
+    more = {"reason": verdict.reason or None, "later_trials": _num_later(contents, verdict)}
     if trial is None or _time(contents, trial) is None:
-        return _configuration(contents, None) | {"speedup": None, "verdict": "none_feasible"}
-    is_baseline = baseline is not None and trial.number == baseline.number
-    if is_baseline:
-        speedup: dict[str, Any] | None = {"ratio": 1.0, "low": 1.0, "high": 1.0}
-    elif verdict.ratio is None:
-        speedup = None
-    else:
+        return _result_of(contents, None, None, "none_feasible") | more
+    speedup: dict[str, Any] | None = None
+    if trial is baseline:
+        speedup = {"ratio": 1.0, "low": 1.0, "high": 1.0}
+    elif verdict.ratio is not None:
         speedup = {"ratio": verdict.ratio, "low": verdict.low, "high": verdict.high}
-    return _configuration(contents, trial) | {"speedup": speedup, "verdict": verdict.verdict}
+    return _result_of(contents, trial, speedup, verdict.verdict) | more
+
+
+def _result_of(
+    contents: StudyContents,
+    trial: TrialRecord | None,
+    speedup: dict[str, Any] | None,
+    verdict: str | None,
+) -> dict[str, Any]:
+    more = {"speedup": speedup, "verdict": verdict, "reason": None, "later_trials": 0}
+    return _configuration(contents, trial) | more
 
 
 def _unconfirmed(contents: StudyContents, baseline: TrialRecord | None) -> dict[str, Any]:
+    failed_again = contents.disqualified()
     timed = [
         (time.median, trial.number, trial)
         for trial in contents.trials
         if trial.state == "complete"
-        and (contents.inside(trial) or trial is baseline)
+        and (trial is baseline or (contents.inside(trial) and trial.number not in failed_again))
         and (time := _time(contents, trial)) is not None
     ]
     if not timed:
         given_up = bool(contents.trials) and not contents.live
         failed = any(t.state == "failed" for t in contents.trials if contents.comparable(t))
         word = "none_feasible" if given_up and failed else None
-        return _configuration(contents, None) | {"speedup": None, "verdict": word}
+        return _result_of(contents, None, None, word)
     median, _, trial = min(timed, key=lambda item: item[:2])
     reference = None if baseline is None else _time(contents, baseline)
     speedup = None
     if reference is not None:
         ratio = 1.0 if trial is baseline else reference.median / median
         speedup = {"ratio": ratio, "low": None, "high": None}
-    return _configuration(contents, trial) | {"speedup": speedup, "verdict": None}
+    return _result_of(contents, trial, speedup, None)
 
 
 def _time(contents: StudyContents, trial: TrialRecord) -> LaunchTime | None:

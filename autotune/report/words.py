@@ -8,21 +8,27 @@ from typing import Any
 
 def verdict_lines(report: Mapping[str, Any]) -> tuple[str, ...]:
     """Say what was found; the first line is the answer."""
+    best = report["best"]
+    lines = _unconfirmed(report) if best["verdict"] is None else _confirmed(report)
+    if best["reason"]:
+        lines = (*lines, str(best["reason"]))
+    if best["later_trials"]:
+        later = f"{best['later_trials']} trials were launched after this verdict; "
+        lines = (*lines, later + "the same search command goes on and confirms again.")
+    return lines
+
+
+def _confirmed(report: Mapping[str, Any]) -> tuple[str, ...]:
     best, trial = report["best"], report["best"]["trial"]
-    verdict, baseline = best["verdict"], report["baseline"]["trial"]
-    if verdict == "none_feasible":
+    if best["verdict"] == "none_feasible":
         return ("No valid configuration was found.", *_baseline_failed(report))
-    if verdict == "keep_baseline":
+    if best["verdict"] == "keep_baseline":
         return ("Keep your baseline: nothing was faster than it beyond noise.",)
-    if verdict == "tie":
-        other = "your baseline" if trial == baseline else f"trial {trial}"
-        return (
-            f"Tie: no difference that launches could tell apart; it goes to {other}.",
-            *_ratio_line(best),
-        )
-    if verdict == "faster":
-        return (f"Trial {trial} is {speedup_text(best)} your baseline.",)
-    return _unconfirmed(report)
+    if best["verdict"] == "tie":
+        winner = "your baseline" if trial == report["baseline"]["trial"] else f"trial {trial}"
+        text = f"Tie: no difference that launches could tell apart; it goes to {winner}."
+        return (text, *_ratio_line(best))
+    return (f"Trial {trial} is {speedup_text(best)}.",)
 
 
 def _unconfirmed(report: Mapping[str, Any]) -> tuple[str, ...]:
@@ -50,11 +56,11 @@ def _baseline_failed(report: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def speedup_text(best: Mapping[str, Any]) -> str:
-    """``1.68× as fast as (95 % interval 1.66 … 1.70)``."""
+    """``1.68× as fast as your baseline (95 % interval 1.66 … 1.70)``."""
     speedup = best["speedup"]
     if speedup is None:
-        return "not comparable with"
-    text = f"{speedup['ratio']:.2f}× as fast as"
+        return "not comparable with your baseline"
+    text = f"{speedup['ratio']:.2f}× as fast as your baseline"
     if speedup["low"] is None or speedup["high"] is None:
         return text
     return f"{text} (95 % interval {speedup['low']:.2f} … {speedup['high']:.2f})"

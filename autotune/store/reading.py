@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from autotune.contract.folder import StudyFolder
-from autotune.errors import InputError
+from autotune.errors import InputError, RecordError
 from autotune.store.database import Store
 from autotune.store.importer import read_study
 from autotune.store.records import StudyContents
@@ -33,8 +34,12 @@ def load_study(store: Store, runs: Path, name: str | None) -> StudyContents:
         shown = ", ".join(known) if known else "none"
         raise InputError(f"there is no study {name!r} in {store.shown_url}", hint=f"known: {shown}")
     folder = StudyFolder.of(runs, name)
+    problems: tuple[str, ...] = ()
     if folder.study_file.exists():
-        return read_study(folder)
+        try:
+            return read_study(folder)
+        except RecordError as error:
+            problems = (f"{error.message}; the report comes from the database",)
     contents = store.contents(name, folder)
     assert contents is not None, "its name was listed"
-    return contents
+    return dataclasses.replace(contents, problems=problems)

@@ -10,6 +10,7 @@ import dataclasses
 import math
 from typing import Any, Final, Literal
 
+from autotune.contract.failures import POLICIES
 from autotune.contract.folder import AttemptFolder, StudyFolder
 from autotune.contract.outcome import Failure, Measurement, Outcome, State
 from autotune.contract.plan import Purpose, Topology
@@ -264,6 +265,18 @@ class StudyContents:
             and again.state == "complete"
         ]
         return tuple(item for item in found if item is not None)
+
+    def disqualified(self) -> frozenset[int]:
+        """Trials whose configuration failed when it was launched again as a finalist."""
+        return frozenset(
+            again.header.trial
+            for again in self.remeasurements
+            if again.header.role == "finalist"
+            and again.header.context == self.study.context
+            and again.outcome is not None
+            and again.outcome.failure is not None
+            and POLICIES[again.outcome.failure.kind].counts
+        )
 
     def last_attempt(self, purpose: Purpose, number: int) -> AttemptFolder | None:
         """The folder of the last launch of a trial or re-measurement."""

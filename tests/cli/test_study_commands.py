@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 from study_factory import StudyBuilder, failed, make_study, measured
 
@@ -132,6 +133,15 @@ def test_import_rebuilds_an_equal_report(runs: Path, capsys: pytest.CaptureFixtu
     assert list(empty.iterdir()) == []
 
 
+def test_import_rebuilds_optunas_study_too(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (runs / "autotune.db").unlink()
+    code, _, err = call(capsys, "import", runs)
+    assert (code, err) == (0, "")
+    shown = optuna.load_study(study_name="demo", storage=f"sqlite:///{runs}/autotune.db")
+    assert [trial.state.name for trial in shown.trials] == ["COMPLETE", "COMPLETE", "FAIL"]
+    assert [trial.value for trial in shown.trials] == [0.9, 0.5, None]
+
+
 def test_two_names_are_one_too_many(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = call(capsys, "report", "demo", "--study", "other", "--runs", runs)
     assert code == 2
@@ -237,3 +247,15 @@ def test_reading_commands_load_no_heavy_library(runs: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_damaged_study_record_is_named_and_the_database_answers(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """BUG-068: nothing in a folder is run, and one bad file costs no report."""
+    file = runs / "demo" / "study.json"
+    file.write_bytes(b"\x80\x04 a pickle")
+    made = call_json(capsys, "report", "--runs", runs)
+    assert made["best"]["trial"] == 1
+    assert str(file) in made["problems"][0]
+    assert file.read_bytes() == b"\x80\x04 a pickle"

@@ -168,6 +168,28 @@ def test_without_a_verdict_nothing_is_claimed(study: StudyBuilder) -> None:
     assert made["counts"] == {"measured": 3}
 
 
+def test_a_finalist_that_failed_when_launched_again_is_out(study: StudyBuilder) -> None:
+    study.trial(measured(0.80))
+    study.trial(measured(0.60))
+    out = study.trial(measured(0.40))
+    study.again(out, failed("numerics"))
+    assert document(study)["best"]["trial"] == 1
+
+
+def test_trials_after_a_verdict_undo_only_none_feasible(study: StudyBuilder) -> None:
+    study.trial(failed("timeout"))
+    study.verdict("none_feasible", None, at=90.0, reason="the baseline failed")
+    assert document(study)["best"]["reason"] == "the baseline failed"
+    study.trial(measured(0.8), created_at=91.0)
+    made = document(study)
+    assert (made["best"]["trial"], made["best"]["verdict"]) == (1, None)
+    study.verdict("faster", 1, ratio=1.2, low=1.1, high=1.3, at=200.0)
+    study.trial(measured(0.1), created_at=201.0)
+    made = document(study)
+    assert (made["best"]["trial"], made["best"]["verdict"]) == (1, "faster")
+    assert made["best"]["later_trials"] == 1
+
+
 def test_an_empty_study_has_a_document(study: StudyBuilder) -> None:
     made = document(study)
     assert made["counts"] == {"measured": 0}

@@ -29,7 +29,7 @@ def test_a_faster_configuration(study: StudyBuilder) -> None:
     best = study.trial(measured(0.5), config=CONFIG | {"zero3.reduce_bucket_size": 12_345_678})
     study.verdict("faster", best, ratio=1.6, low=1.55, high=1.65)
     text = shown(study)
-    assert "Trial 1 is 1.60× as fast as (95 % interval 1.55 … 1.65) your baseline." in text
+    assert "Trial 1 is 1.60× as fast as your baseline (95 % interval 1.55 … 1.65)." in text
     row = next(line for line in text.splitlines() if "zero3.reduce_bucket_size" in line)
     assert row.split() == ["zero3.reduce_bucket_size", "500,000,000", "12,345,678"]
     assert "zero3.stage3_prefetch_bucket_size" not in text
