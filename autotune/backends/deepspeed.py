@@ -57,6 +57,11 @@ PRELOAD: Final = (
     "deepspeed.runtime.superoffload.superoffload_stage3",
     "deepspeed.runtime.fp16.loss_scaler",
     "deepspeed.monitor.monitor",
+    "deepspeed.comm.mori",
+    "deepspeed.ops.op_builder.all_ops",
+    "deepspeed.utils.pin_memory",
+    "torch.utils.cpp_extension",
+    "autotune.backends.zero3_engine",
 )
 
 

@@ -32,6 +32,7 @@ PRELOAD: Final = (
     "torch.distributed.tensor",
     "torch.optim",
     "transformers",
+    "autotune.backends.fsdp2_engine",
 )
 
 

@@ -142,7 +142,9 @@ def _quiet(deepspeed: Any) -> None:
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     # On gloo DeepSpeed would compile a shared-memory op at first use: 45 s, with a C++ compiler
     # and ninja on PATH. Losses and step times are the same without it.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # Assigned as a whole: merely reading the attribute probes every op, which runs a compiler
+    # (0.1 s); `deepspeed/comm/torch.py` is its only reader.
+    deepspeed.ops.__compatible_ops__ = {"deepspeed_shm_comm": False}
 
 
 def _partition(module: nn.Module, config: dict[str, Any], plan: Plan, rank: RankContext) -> Any:

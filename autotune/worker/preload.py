@@ -19,6 +19,7 @@ COMMON: Final = (
     "torch.distributed",
     "torch.distributed.fsdp",
     "torch.distributed.device_mesh",
+    "torch.profiler._cupti_monitor",
     "torch.utils.checkpoint",
     "torch.optim.adamw",
     "transformers",
@@ -28,7 +29,20 @@ COMMON: Final = (
     "torch._dynamo",
     "torch._dynamo.repro.after_aot",
     "torch._inductor.compile_fx",
+    "torch._subclasses.schema_check_mode",
     "functorch.compile",
+    # Our own, which import each other inside functions.
+    "autotune.worker.session",
+    "autotune.worker.attestation",
+    "autotune.worker.measure",
+    "autotune.worker.rendezvous",
+    "autotune.worker.step",
+    "autotune.data.stream",
+    "autotune.models.checkpoint",
+    "autotune.models.checkpointing",
+    "autotune.models.family",
+    "autotune.models.loss",
+    "autotune.models.weights",
 )
 
 
