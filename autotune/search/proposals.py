@@ -113,12 +113,16 @@ def propose(
     for _ in range(MAX_ASKS):
         assignment = asker.ask()
         config = _accept(space, assignment, reject, rejected)
-        if config is not None and not (careful and avoid(config)):
+        if config is None:
+            asker.forget()
+        elif careful and avoid(config):
+            asker.tell_infeasible()
+        else:
             return Proposal(
                 assignment=assignment, config=config, model_based=model_based, rejected=rejected
             )
-        asker.forget()
-    return _from_what_is_left(space, reject, random.Random(seed), rejected)  # noqa: S311
+    rng = random.Random(seed)  # noqa: S311
+    return _from_what_is_left(space, reject, avoid if careful else _never, rng, rejected)
 
 
 def draw(space: SearchSpace, rng: random.Random) -> dict[str, Any]:
@@ -157,23 +161,36 @@ def list_assignments(space: SearchSpace) -> Iterator[dict[str, Any]]:
 
 
 def _from_what_is_left(
-    space: SearchSpace, reject: Reject, rng: random.Random, rejected: dict[str, int]
+    space: SearchSpace,
+    reject: Reject,
+    avoid: Avoid,
+    rng: random.Random,
+    rejected: dict[str, int],
 ) -> Proposal | Exhausted:
+    """Look at the whole space, or at many random points of it; what to avoid comes last."""
     size = space_size(space)
     listed = size is not None and size <= MAX_LISTED
     if listed:
         candidates = list(list_assignments(space))
         rng.shuffle(candidates)
-        source: Iterator[dict[str, Any]] = iter(candidates)
     else:
-        source = (draw(space, rng) for _ in range(MAX_DRAWS))
-    for assignment in source:
+        candidates = [draw(space, rng) for _ in range(MAX_DRAWS)]
+    second: Proposal | None = None
+    for assignment in candidates:
         config = _accept(space, assignment, reject, rejected)
-        if config is not None:
-            return Proposal(
-                assignment=assignment, config=config, model_based=False, rejected=rejected
-            )
-    return Exhausted(listed=listed, rejected=rejected)
+        if config is None:
+            continue
+        found = Proposal(assignment=assignment, config=config, model_based=False, rejected=rejected)
+        if not avoid(config):
+            return found
+        second = second or found
+    return second or Exhausted(listed=listed, rejected=rejected)
+
+
+def _never(config: Config) -> bool:
+    """Avoid nothing."""
+    del config
+    return False
 
 
 def _accept(
@@ -235,6 +252,7 @@ class _Asker:
             direction="minimize", sampler=_sampler(sampler_name(space), seed, start_up)
         )
         self._study.add_trials([self._frozen(one) for one in history])
+        self._worst = max((one.value for one in history), default=1.0)
         self._asked: optuna.Trial | None = None
 
     def ask(self) -> dict[str, Any]:
@@ -255,6 +273,12 @@ class _Asker:
 
         assert self._asked is not None
         self._study.tell(self._asked, state=optuna.trial.TrialState.FAIL)
+
+    def tell_infeasible(self) -> None:
+        """Tell the last proposal as a failure, so that the next one lies elsewhere."""
+        assert self._asked is not None
+        self._asked.set_constraint(_CONSTRAINT, 1.0)
+        self._study.tell(self._asked, self._worst)
 
     def _suggest(self, trial: optuna.Trial, name: str) -> Any:
         import optuna
@@ -300,6 +324,10 @@ def _sampler(name: str, seed: int, start_up: int) -> optuna.samplers.BaseSampler
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", category=optuna.exceptions.ExperimentalWarning)
         if name == "gp":
+            import torch
+
+            # Matrices of a few dozen rows: threads cost here four times what they bring.
+            torch.set_num_threads(1)
             return optuna.samplers.GPSampler(
                 seed=seed, n_startup_trials=start_up, deterministic_objective=False
             )

@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted import CHECKS, GIB, Act, Bench, record_of
+
+from autotune.contract.folder import AttemptFolder
+from autotune.contract.outcome import Outcome
+from autotune.contract.plan import CheckPoint, Plan
+from autotune.launchers.base import JobStatus, RankExit
+from autotune.search.judging import judge
+
+
+@pytest.fixture
+def plan(bench: Bench) -> Plan:
+    """A real plan: the baseline's."""
+    bench.search(lambda plan: Act(), trials=1)
+    assert bench.launcher is not None
+    return bench.launcher.plans[0]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> AttemptFolder:
+    path = tmp_path / "attempt"
+    path.mkdir()
+    return AttemptFolder(path)
+
+
+def status(*exits: RankExit, **changes: Any) -> JobStatus:
+    base: dict[str, Any] = {
+        "state": "ended",
+        "phase": "measure",
+        "exits": exits,
+        "submitted_at": 0.0,
+        "wall_s": 5.0,
+    }
+    return JobStatus(**base | changes)
+
+
+def write(folder: AttemptFolder, plan: Plan, *acts: Act | None) -> None:
+    for rank, act in enumerate(acts):
+        if act is not None:
+            folder.write_rank(record_of(plan, rank, act))
+
+
+def kind(outcome: Outcome) -> str:
+    assert outcome.failure is not None
+    return outcome.failure.kind
+
+
+def test_measurement_of_the_slowest_rank(plan: Plan, folder: AttemptFolder) -> None:
+    write(folder, plan, Act(s_per_it=0.1, peak_bytes=GIB), Act(s_per_it=0.12, peak_bytes=2 * GIB))
+    outcome = judge(plan, folder, status())
+    measured = outcome.measurement
+    assert measured is not None
+    assert measured.s_per_it == pytest.approx(0.12)
+    assert measured.peak_memory.timed == 2 * GIB
+    assert measured.samples_per_s == pytest.approx(16 / 0.12)
+    tokens = sum(plan.workload.samples.lengths) / 4
+    assert measured.tokens_per_s == pytest.approx(tokens / 0.12)
+    assert measured.mfu is None
+    assert outcome.overhead_s == pytest.approx(5.0 - 0.12 * 12)
+    assert outcome.timed_s == pytest.approx(0.12 * 8)
+
+
+def test_mfu(plan: Plan, folder: AttemptFolder) -> None:
+    write(folder, plan, Act(), Act())
+    outcome = judge(plan, folder, status(), flops_per_s_at_peak=2e12, flops_per_iteration=1e11)
+    assert outcome.measurement is not None
+    assert outcome.measurement.mfu == pytest.approx(0.5)
+
+
+def test_a_broken_connection_never_hides_the_cause(plan: Plan, folder: AttemptFolder) -> None:
+    peer = Act(error="[gloo/transport/tcp/pair.cc:525] Connection closed by peer [127.0.0.1]")
+    cause = Act(error="CUDA out of memory. Tried …", error_type="torch.OutOfMemoryError")
+    write(folder, plan, peer, cause)  # the peer's record has the earlier time
+    outcome = judge(plan, folder, status(stopped_for="peer_failed"))
+    assert kind(outcome) == "oom_device"
+    assert outcome.failure is not None
+    assert outcome.failure.rank == 1
+
+
+def test_a_killed_rank_is_the_cause_of_its_peers_broken_connection(
+    plan: Plan, folder: AttemptFolder
+) -> None:
+    write(folder, plan, Act(error="Connection reset by peer"), None)
+    killed = RankExit(rank=1, exit_code=None, signal=signal.SIGKILL)
+    outcome = judge(plan, folder, status(killed))
+    assert kind(outcome) == "crash"
+    assert outcome.failure is not None
+    assert "rank 1 was killed" in outcome.failure.reason
+    assert kind(judge(plan, folder, status(killed), oom_kills=1)) == "oom_host"
+
+
+def test_exit_137_is_a_kill(plan: Plan, folder: AttemptFolder) -> None:
+    write(folder, plan, Act(), None)
+    outcome = judge(plan, folder, status(RankExit(rank=1, exit_code=137, signal=None)), oom_kills=2)
+    assert kind(outcome) == "oom_host"
+
+
+def test_a_segfault_comes_before_the_kill_of_its_peer(plan: Plan, folder: AttemptFolder) -> None:
+    outcome = judge(
+        plan,
+        folder,
+        status(
+            RankExit(rank=0, exit_code=None, signal=signal.SIGKILL),
+            RankExit(rank=1, exit_code=None, signal=signal.SIGSEGV),
+            stopped_for="peer_failed",
+        ),
+    )
+    assert kind(outcome) == "crash"
+    assert outcome.failure is not None
+    assert "SIGSEGV" in outcome.failure.reason
+
+
+def test_only_broken_connections_are_the_networks_fault(plan: Plan, folder: AttemptFolder) -> None:
+    act = Act(error="Connection reset by peer", phase="init")
+    write(folder, plan, act, act)
+    assert kind(judge(plan, folder, status(phase="init"))) == "infra"
+
+
+def test_no_record_shows_the_end_of_the_log(plan: Plan, folder: AttemptFolder) -> None:
+    write(folder, plan, Act(), None)
+    folder.log_file(1).write_text("line\nSyntaxError: bad", encoding="utf-8")
+    outcome = judge(plan, folder, status(RankExit(rank=1, exit_code=1, signal=None)))
+    assert kind(outcome) == "crash"
+    assert outcome.failure is not None
+    assert "SyntaxError: bad" in outcome.failure.reason
+
+
+def test_the_word_error_in_a_log_is_no_failure(plan: Plan, folder: AttemptFolder) -> None:
+    write(folder, plan, Act(), Act())
+    folder.log_file(0).write_text("error: out of memory (a warning)", encoding="utf-8")
+    assert judge(plan, folder, status()).state == "complete"
+
+
+def test_a_pickle_in_place_of_a_record_is_refused(plan: Plan, folder: AttemptFolder) -> None:
+    """BUG-068: result files are plain data; nothing in them runs."""
+    write(folder, plan, Act(), Act())
+    marker = folder.path / "marker"
+    payload = f"cos\nsystem\n(S'touch {marker}'\ntR."
+    folder.rank_file(0).write_bytes(payload.encode())
+    outcome = judge(plan, folder, status())
+    assert kind(outcome) == "crash"
+    assert outcome.failure is not None
+    assert "not a JSON record" in outcome.failure.reason
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("seconds", [0, -0.1, "NaN", "350ms", None])
+def test_a_time_that_is_none_is_refused(plan: Plan, folder: AttemptFolder, seconds: Any) -> None:
+    """BUG-039: without a unit, negative, zero or not finite is a worker's fault."""
+    write(folder, plan, Act(), Act())
+    data = json.loads(folder.rank_file(0).read_text(encoding="utf-8"))
+    data["measurement"]["window_s"] = seconds
+    text = json.dumps(data).replace('"NaN"', "NaN")
+    folder.rank_file(0).write_text(text, encoding="utf-8")
+    assert kind(judge(plan, folder, status())) == "crash"
+
+
+def test_window_and_iterations_that_disagree_are_flagged(plan: Plan, folder: AttemptFolder) -> None:
+    """BUG-039: cross-check of seconds × steps against the clock of the window."""
+    write(folder, plan, Act(window_factor=1.2), Act(window_factor=1.2))
+    outcome = judge(plan, folder, status())
+    assert outcome.measurement is not None
+    assert outcome.measurement.s_per_it == pytest.approx(0.12)
+    assert "20%" in outcome.measurement.notes["window_gap"]
+
+
+def test_record_of_another_plan(plan: Plan, folder: AttemptFolder) -> None:
+    other = dataclasses.replace(plan, number=99)
+    write(folder, other, Act(), Act())
+    assert kind(judge(plan, folder, status())) == "crash"
+
+
+def test_timeout_and_hang_name_phase_and_limit(plan: Plan, folder: AttemptFolder) -> None:
+    write(folder, plan, Act(error="Connection closed by peer"), None)
+    killed = RankExit(rank=1, exit_code=None, signal=signal.SIGKILL)
+    late = judge(plan, folder, status(killed, stopped_for="timeout", phase="check"))
+    assert late.failure is not None
+    assert (late.failure.kind, late.failure.rank) == ("timeout", 1)
+    assert "300 s" in late.failure.reason
+    hung = judge(plan, folder, status(killed, stopped_for="hang", phase="init"))
+    assert hung.failure is not None
+    assert hung.failure.kind == "hang"
+    assert "120 s" in hung.failure.reason
+
+
+def test_cancelled_is_interrupted(plan: Plan, folder: AttemptFolder) -> None:
+    assert judge(plan, folder, status(stopped_for="cancelled")).state == "interrupted"
+
+
+def test_memory_margin(plan: Plan, folder: AttemptFolder) -> None:
+    act = Act(peak_bytes=int(9.6 * GIB), limit_bytes=10 * GIB)
+    write(folder, plan, Act(), act)
+    outcome = judge(plan, folder, status())
+    assert kind(outcome) == "oom_host"
+    assert outcome.failure is not None
+    assert outcome.failure.measured_s_per_it == pytest.approx(0.1)
+    gpu = dataclasses.replace(plan, topology=dataclasses.replace(plan.topology, device="cuda"))
+    near = Act(peak_bytes=int(8.5 * GIB), limit_bytes=10 * GIB)
+    write(folder, gpu, near, near)
+    assert kind(judge(gpu, folder, status())) == "oom_device"
+
+
+def test_value_not_in_effect_on_one_rank(plan: Plan, folder: AttemptFolder) -> None:
+    write(folder, plan, Act(), Act(actual={"zero3.reduce_bucket_size": 1}))
+    outcome = judge(plan, folder, status())
+    assert kind(outcome) == "not_in_effect"
+    assert outcome.failure is not None
+    assert "zero3.reduce_bucket_size" in outcome.failure.reason
+    assert outcome.failure.rank == 1
+
+
+def test_gradient_norm_is_compared_with_the_baselines(plan: Plan, folder: AttemptFolder) -> None:
+    gate = dataclasses.replace(plan.numerics, reference=CHECKS)
+    compared = dataclasses.replace(plan, numerics=gate)
+    scaled = tuple(CheckPoint(loss=c.loss, grad_norm=c.grad_norm * 4) for c in CHECKS)
+    write(folder, compared, Act(checks=scaled), Act(checks=scaled))
+    assert kind(judge(compared, folder, status())) == "numerics"
+    write(folder, compared, Act(checks=CHECKS[:1]), Act(checks=CHECKS[:1]))
+    assert kind(judge(compared, folder, status())) == "numerics"
+
+
+def test_ranks_must_agree_on_the_loss(plan: Plan, folder: AttemptFolder) -> None:
+    other = (CheckPoint(loss=6.1, grad_norm=0.9), *CHECKS[1:])
+    write(folder, plan, Act(), Act(checks=other))
+    assert kind(judge(plan, folder, status())) == "numerics"
+
+
+def test_stopped_early_keeps_its_estimate(plan: Plan, folder: AttemptFolder) -> None:
+    write(folder, plan, Act(stopped_early=True), Act(stopped_early=True))
+    outcome = judge(plan, folder, status())
+    assert outcome.state == "stopped_early"
+    assert outcome.measurement is not None

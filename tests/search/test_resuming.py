@@ -1,0 +1,223 @@
+"""What a later search makes of an earlier one: changed spaces, contexts, killed coordinators."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import optuna
+import pytest
+from scripted import SPACE, Act, Bench, by_micro_batch
+
+from autotune.contract.folder import StudyFolder
+from autotune.errors import EnvironmentFault, InputError, SchemaTooNewError
+from autotune.search import history
+from autotune.search.events import SearchStarted
+from autotune.store.importer import read_study
+from autotune.store.lock import hold
+
+
+def started(bench: Bench) -> SearchStarted:
+    return next(event for event in bench.events if isinstance(event, SearchStarted))
+
+
+def test_changed_space_says_what_changed_and_old_trials_inform(bench: Bench) -> None:
+    bench.search(by_micro_batch, trials=6)
+    narrower = SPACE.replace("[1, 2, 4, 8]", "[1, 2, 4]")
+    result = bench.search(by_micro_batch, space=narrower, trials=9)
+    assert "the space changed:" in bench.messages()
+    assert "micro_batch" in bench.messages()
+    inside = [t for t in result.contents.trials[:6] if t.header.params["micro_batch"] != 8]
+    assert started(bench).observations == len(inside)
+    assert started(bench).counted == 6
+    assert history.counted(result.contents) == 9
+    best = result.contents.trial(result.verdict.best_trial or 0)
+    assert best is not None
+    assert best.header.params["micro_batch"] == 4
+
+
+def test_another_workload_measures_the_baseline_anew(bench: Bench) -> None:
+    first = bench.search(by_micro_batch, trials=5)
+    other = SPACE.replace("max_length: 64", "max_length: 128")
+    result = bench.search(by_micro_batch, space=other, trials=4)
+    assert "not comparable" in bench.messages()
+    assert started(bench).observations == started(bench).counted == 0
+    assert len(result.contents.trials) == 5 + 4
+    assert [t.header.origin for t in result.contents.trials].count("baseline") == 2
+    assert first.contents.study.context != result.contents.study.context
+    baseline = result.contents.baseline()
+    assert baseline is not None
+    assert baseline.number == 5
+
+
+def test_changed_baseline_is_measured_once(bench: Bench) -> None:
+    bench.search(by_micro_batch, trials=5)
+    other = SPACE.replace("baseline: {micro_batch: 1}", "baseline: {micro_batch: 2}")
+    result = bench.search(by_micro_batch, space=other, trials=6)
+    baseline = result.contents.baseline()
+    assert baseline is not None
+    assert baseline.header.params["micro_batch"] == 2
+    keys = [trial.header.key for trial in result.contents.trials]
+    assert len(keys) == len(set(keys)) == 6
+
+
+def test_reordered_space_is_the_same(bench: Bench) -> None:
+    bench.search(by_micro_batch, trials=4)
+    bench.search(by_micro_batch, space=SPACE + "\n# a comment\n", trials=4)
+    assert "the space changed" not in bench.messages()
+    assert bench.launcher is not None
+    assert bench.launcher.plans == []
+
+
+KILLED = """
+import sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from scripted import Act, Bench, by_micro_batch
+
+def script(plan):
+    return Act(forever=True) if plan.number == 3 else by_micro_batch(plan)
+
+Bench(Path({folder!r})).search(script, trials=6)
+"""
+
+
+def test_kill_9_in_mid_trial_and_the_same_command_goes_on(bench: Bench, tmp_path: Path) -> None:
+    code = KILLED.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
+    coordinator = subprocess.Popen([sys.executable, "-c", code], env=os.environ | {})
+    try:
+        plan = StudyFolder.of(bench.runs, "s").attempt("trial", 3, 0).plan_file
+        deadline = time.monotonic() + 120
+        while not plan.exists():
+            assert coordinator.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        coordinator.send_signal(signal.SIGKILL)
+        coordinator.wait()
+    result = bench.search(by_micro_batch, trials=6)
+    assert len(result.contents.trials) == history.counted(result.contents) == 6
+    trial = result.contents.trial(3)
+    assert trial is not None
+    assert [a.outcome.state for a in trial.attempts if a.outcome] == ["interrupted", "complete"]
+    shown = optuna.load_study(study_name="s", storage=f"sqlite:///{bench.runs}/autotune.db")
+    states = [t.state.name for t in shown.trials]
+    assert states.count("COMPLETE") == 6
+    assert "RUNNING" not in states
+
+
+def test_users_optuna_study_holds_the_truth(bench: Bench) -> None:
+    def script(plan):
+        if plan.config["workload.micro_batch"] == 2:
+            return Act(error="CUDA out of memory", error_type="torch.OutOfMemoryError")
+        return by_micro_batch(plan)
+
+    result = bench.search(script, trials=10)
+    storage = f"sqlite:///{bench.runs}/autotune.db"
+    shown = optuna.load_study(study_name="s", storage=storage)
+    assert len(shown.trials) == 10
+    for trial, record in zip(shown.trials, result.contents.trials, strict=True):
+        assert trial.user_attrs["trial"] == record.number
+        assert trial.user_attrs["params"] == record.header.params
+        assert trial.params == record.header.params
+        if record.measurement is not None:
+            assert trial.value == record.measurement.s_per_it
+        else:
+            assert trial.state.name == "FAIL"
+            assert trial.user_attrs["kind"] == "oom_device"
+            assert trial.user_attrs["log"].endswith("rank-0.log")
+
+
+def test_foreign_optuna_study_is_left_alone(bench: Bench) -> None:
+    bench.runs.mkdir()
+    storage = f"sqlite:///{bench.runs}/autotune.db"
+    optuna.create_study(study_name="s", storage=storage)
+    with pytest.raises(InputError, match="not of autotune"):
+        bench.search(by_micro_batch)
+    assert not (bench.runs / "s").exists()
+
+
+def test_deleted_folder_begins_anew(bench: Bench) -> None:
+    import shutil
+
+    bench.search(by_micro_batch, trials=4)
+    shutil.rmtree(bench.runs / "s")
+    result = bench.search(by_micro_batch, trials=3)
+    assert len(result.contents.trials) == 3
+    shown = optuna.load_study(study_name="s", storage=f"sqlite:///{bench.runs}/autotune.db")
+    assert len(shown.trials) == 3
+
+
+def test_one_coordinator_a_study(bench: Bench) -> None:
+    bench.search(by_micro_batch, trials=2)
+    with hold(StudyFolder.of(bench.runs, "s")), pytest.raises(EnvironmentFault, match="another"):
+        bench.search(by_micro_batch, trials=3)
+
+
+def test_newer_record_is_refused_and_left(bench: Bench) -> None:
+    """BUG-023: both versions in one line, and nothing is written."""
+    bench.search(by_micro_batch, trials=2)
+    file = StudyFolder.of(bench.runs, "s").study_file
+    newer = file.read_text().replace('"schema_version": 1', '"schema_version": 99')
+    file.write_text(newer)
+    with pytest.raises(SchemaTooNewError, match="99"):
+        bench.search(by_micro_batch, trials=3)
+    assert file.read_text() == newer
+
+
+def test_no_half_made_study_when_the_launcher_cannot_start(bench: Bench) -> None:
+    def prepare(launcher) -> None:
+        def fail() -> None:
+            raise EnvironmentFault("no fork server")
+
+        launcher.start = fail
+
+    with pytest.raises(EnvironmentFault, match="no fork server"):
+        bench.search(by_micro_batch, prepare=prepare)
+    assert not (bench.runs / "s").exists()
+    with pytest.raises(EnvironmentFault):
+        bench.search(by_micro_batch, prepare=prepare)
+
+
+def test_full_disk_stops_before_a_launch(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    from autotune.search import disk
+
+    bench.search(by_micro_batch, trials=2)
+    monkeypatch.setattr(disk, "MIN_FREE_BYTES", 2**62)
+    with pytest.raises(EnvironmentFault, match="MiB are free"):
+        bench.search(by_micro_batch, trials=4)
+    monkeypatch.undo()
+    result = bench.search(by_micro_batch, trials=4)
+    assert history.counted(result.contents) == 4
+
+
+def test_damaged_trial_is_said_and_its_number_not_used_again(bench: Bench) -> None:
+    bench.search(by_micro_batch, trials=4)
+    folder = StudyFolder.of(bench.runs, "s")
+    (folder.attempt("trial", 2, 0).path.parent / "trial.json").write_text("not json")
+    result = bench.search(by_micro_batch, trials=4)
+    assert "trial.json" in bench.messages()
+    assert [t.number for t in result.contents.trials] == [0, 1, 3, 4]
+    assert read_study(folder).problems
+
+
+def test_coordinator_loads_no_torch_and_stays_small(tmp_path: Path) -> None:
+    code = f"""
+import sys, resource
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
+from scripted import Bench, by_micro_batch
+Bench(Path({str(tmp_path)!r})).search(by_micro_batch, trials=8)
+print([m for m in ("torch", "transformers", "deepspeed", "scipy") if m in sys.modules])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300
+    )
+    loaded, peak_mib = done.stdout.splitlines()
+    assert loaded == "[]"
+    assert int(peak_mib) <= 250
