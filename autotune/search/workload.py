@@ -76,8 +76,7 @@ def _samples(space: SearchSpace, model: Model, data_folder: Path) -> Samples:
         tokenizer=data.tokenizer,
         max_length=data.max_length,
         seed=data.seed,
-        global_batch=space.workload.global_batch,
-        distinct_batches=DISTINCT_BATCHES,
+        num_samples=space.workload.global_batch * DISTINCT_BATCHES,
         vocab_size=family_of(model.family).vocab_size(model.config),
         folder=data_folder,
     )
