@@ -28,9 +28,12 @@ def check_room(path: Path) -> None:
         EnvironmentFault: Less than 50 MiB are free where ``path`` lies.
     """
     try:
-        free = shutil.disk_usage(existing_parent(path)).free
+        usage = shutil.disk_usage(existing_parent(path))
     except OSError as error:
         raise EnvironmentFault(f"cannot look at {path}: {error.strerror or error}") from error
+    free = usage.free
+    if usage.total == 0:
+        return  # no real disk (/proc): writing will tell
     if free < MIN_FREE_BYTES:
         raise EnvironmentFault(
             f"only {free // 1024**2} MiB are free on the disk that holds {path}",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -74,6 +76,7 @@ def prepare(request: SearchRequest, *, staging: Path) -> Prepared:
     devices = visible_devices()
     topology = find_topology(devices, loaded.processes)
     space = loaded.on(topology)
+    _take_earlier_tokens(folder, staging)
     workload = make_workload(space, data_folder=staging)
     facts = environment(topology)
     planner = Planner(study=folder.name, space=space, workload=workload, topology=topology)
@@ -111,6 +114,13 @@ def study_name(request: SearchRequest) -> str:
     stem = find_space(request.space).stem
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._") or "study"
     return check_study_name(safe[:100])
+
+
+def _take_earlier_tokens(folder: StudyFolder, staging: Path) -> None:
+    """Spare a resumed study the tokenising: tokens of the same request are found by name."""
+    for path in folder.data.glob("tokens-*.json"):
+        with contextlib.suppress(OSError):
+            shutil.copy2(path, staging / path.name)
 
 
 def least_memory_bytes(workload: Workload) -> int:

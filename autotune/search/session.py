@@ -177,20 +177,23 @@ def _study_lock(folder: StudyFolder) -> Iterator[None]:
 
 
 def _with_own_data(prepared: Prepared) -> Prepared:
-    """Move the tokens of a data set from the staging folder into the study's own."""
+    """Copy the tokens of a data set from the staging folder into the study's own."""
     staged = prepared.workload.samples.token_file
     if staged is None:
         return prepared
     data = prepared.folder.data
-    target = data / f"{prepared.workload.samples.token_file_sha256}.json"
     try:
         data.mkdir(parents=True, exist_ok=True)
-        if not target.exists():
-            shutil.copyfile(staged, target.with_suffix(".part"))
-            target.with_suffix(".part").replace(target)
+        for source in Path(staged).parent.iterdir():
+            target = data / source.name
+            if not target.exists():
+                part = target.with_name(f".{source.name}.part")
+                shutil.copy2(source, part)
+                part.replace(target)
     except OSError as error:
-        raise jsonfile.unwritable(target, error) from error
-    samples = dataclasses.replace(prepared.workload.samples, token_file=str(target))
+        raise jsonfile.unwritable(data, error) from error
+    token_file = str(data / Path(staged).name)
+    samples = dataclasses.replace(prepared.workload.samples, token_file=token_file)
     workload = dataclasses.replace(prepared.workload, samples=samples)
     planner = dataclasses.replace(prepared.planner, workload=workload)
     return dataclasses.replace(prepared, workload=workload, planner=planner)
