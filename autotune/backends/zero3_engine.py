@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import operator
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -132,7 +133,7 @@ def build(config: dict[str, Any], plan: Plan, rank: RankContext) -> Zero3Engine:
     try:
         init = _partition(module, config, plan, rank)
         engine, *_ = deepspeed.initialize(model=module, config=config)
-    except (ValueError, AssertionError, NotImplementedError, KeyError) as error:
+    except (ValueError, AssertionError, NotImplementedError) as error:
         # pydantic's ValidationError is a ValueError. Anything else is a crash, not a refusal.
         raise IncompatibleConfigError(_first_lines(error)) from error
     return Zero3Engine(engine, init, plan)
@@ -141,10 +142,11 @@ def build(config: dict[str, Any], plan: Plan, rank: RankContext) -> Zero3Engine:
 def _quiet(deepspeed: Any) -> None:
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     # On gloo DeepSpeed would compile a shared-memory op at first use: 45 s, with a C++ compiler
-    # and ninja on PATH. Losses and step times are the same without it.
-    # Assigned as a whole: merely reading the attribute probes every op, which runs a compiler
-    # (0.1 s); `deepspeed/comm/torch.py` is its only reader.
-    deepspeed.ops.__compatible_ops__ = {"deepspeed_shm_comm": False}
+    # and ninja on PATH. Losses and step times are the same without it. The table of what can be
+    # compiled is filled on first access, by running compilers; no op is needed here, so an empty
+    # one takes its place (deepspeed/ops/__init__.py, comm/torch.py).
+    table = vars(deepspeed.ops).setdefault("__compatible_ops__", defaultdict(bool))
+    table["deepspeed_shm_comm"] = False
 
 
 def _partition(module: nn.Module, config: dict[str, Any], plan: Plan, rank: RankContext) -> Any:

@@ -55,15 +55,16 @@ class Stepper:
         return Iteration(loss=total, grad_norm=self._engine.step())
 
     def probe(self, micro_steps: int) -> None:
-        """Run the worst-case micro-step, twice where an iteration has several, and update.
+        """Run the worst-case micro-step once, as an iteration would meet it, and update.
 
-        The first of several holds gradients that are not reduced yet, the last one reduces:
-        both are needed to see the most that an iteration can take.
+        Where an iteration has several micro-steps the stream's smallest one runs before it: its
+        gradients are then held, unreduced, while the worst case needs the most.
         """
+        if micro_steps > 1:
+            smallest = min(self._stream.micro_batches(0), key=lambda batch: batch.labels.numel())
+            self._micro_step(smallest, 1.0 / self._stream.target_tokens(0), last=False)
         batch = self._stream.worst_case()
-        scale = 1.0 / max(1, int(batch.labels.numel()))
-        for number in range(min(2, micro_steps), 0, -1):
-            self._micro_step(batch, scale, last=number == 1)
+        self._micro_step(batch, 1.0 / batch.labels.numel(), last=True)
         self._engine.step()
 
     def exchange(self, values: Sequence[float]) -> torch.Tensor:
