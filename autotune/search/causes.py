@@ -82,6 +82,9 @@ def find_cause(
                 detail=log_tail(folder.log_file(reading.rank)),
             )
     errors = sorted(_errors(readings), key=lambda item: item[1].at)
+    # A rank that records the signal that ended it says nothing about why it was sent.
+    signalled = [item for item in errors if item[1].kind == "interrupted"]
+    errors = [item for item in errors if item not in signalled]
     own = [item for item in errors if not is_broken_peer(item[1])]
     if own:
         return _from_error(folder, *own[0])
@@ -97,6 +100,10 @@ def find_cause(
         )
     if errors:
         return _from_error(folder, *errors[0])
+    if signalled:
+        rank, error = signalled[0]
+        reason = f"rank {rank} was ended by a signal from outside"
+        return Failure(kind="crash", reason=reason, rank=rank, phase=error.phase)
     missing = [reading.rank for reading in readings if reading.record is None]
     if missing:
         return _from_exit(folder, exits.get(missing[0]) or _gone(missing[0]), status.phase, 0)
@@ -108,7 +115,9 @@ def is_broken_peer(error: RankError) -> bool:
     name = error.type.rsplit(".", 1)[-1]
     if name in _PEER_TYPES:
         return True
-    if error.kind not in (None, "crash", "infra"):
+    if error.kind == "infra":
+        return True
+    if error.kind not in (None, "crash"):
         return False
     return bool(_PEER_TEXT.search(error.message))
 
@@ -169,7 +178,8 @@ def _from_error(folder: AttemptFolder, rank: int, error: RankError) -> Failure:
 def _stopped(
     plan: Plan, status: JobStatus, folder: AttemptFolder, readings: Sequence[RankReading]
 ) -> Failure:
-    silent = [reading.rank for reading in readings if reading.record is None] or [0]
+    silent = [one.rank for one in readings if one.record is None]
+    silent += [rank for rank, error in _errors(readings) if error.kind == "interrupted"] or [0]
     limit = plan.deadlines.total_s
     if status.stopped_for == "hang":
         limit = plan.deadlines.phase_s.get(status.phase, limit)

@@ -116,6 +116,26 @@ def s_per_it(contents: StudyContents, number: int) -> float | None:
     return statistics.median(times) if times else None
 
 
+def search_time(contents: StudyContents, number: int) -> float | None:
+    """Median over a trial's launches, those of a confirmation left out.
+
+    So the choice of the finalist does not depend on how far its confirmation is.
+    """
+    trial = contents.trial(number)
+    if trial is None or trial.state != "complete":
+        return None
+    again = [
+        one.measurement
+        for one in contents.remeasurements
+        if one.header.trial == number
+        and one.header.round is None
+        and one.header.context == contents.study.context
+        and one.state == "complete"
+    ]
+    times = [one.s_per_it for one in (trial.measurement, *again) if one is not None]
+    return statistics.median(times)
+
+
 def disqualified(contents: StudyContents) -> frozenset[int]:
     """Finalists whose configuration failed when it was launched again."""
     return frozenset(
@@ -139,7 +159,7 @@ def ranking(contents: StudyContents) -> tuple[TrialRecord, ...]:
         allowed = is_baseline or (contents.inside(trial) and trial.number not in out)
         if trial.state != "complete" or not allowed:
             continue
-        time = s_per_it(contents, trial.number)
+        time = search_time(contents, trial.number)
         if time is not None:
             ranked.append((time, trial.number, trial))
     return tuple(trial for _, _, trial in sorted(ranked, key=lambda item: item[:2]))

@@ -171,7 +171,9 @@ class Loop:
         for record in history.unfinished(self._contents):
             if record.number not in self._again:
                 self._again.add(record.number)
-                self._run_trial(record, self._config_again(record), record.header.origin)
+                self._run_trial(
+                    record, self._config_again(record), record.header.origin.replace(":", " ")
+                )
                 return True
         launched = history.launched_keys(self._contents)
         if self._settings.anchors:
@@ -250,6 +252,8 @@ class Loop:
         done = self._contents.trial(record.number)
         assert done is not None
         self._projection.finish(done, self._log_of(done))
+        self._done_here += 1
+        self._events(self._progress())
         self._after(outcome)
         if not is_baseline:
             self._watch_crashes(outcome)
@@ -261,9 +265,7 @@ class Loop:
         return "" if folder is None else str(folder.log_file(rank))
 
     def _after(self, outcome: Outcome) -> None:
-        """Say where the search stands; stop when the launch ended for a reason of the machine."""
-        self._done_here += 1
-        self._events(self._progress())
+        """Stop when the launch ended for a reason of the machine."""
         failure = outcome.failure
         if failure is None or POLICIES[failure.kind].counts:
             return

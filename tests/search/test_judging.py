@@ -191,6 +191,18 @@ def test_timeout_and_hang_name_phase_and_limit(plan: Plan, folder: AttemptFolder
     assert "120 s" in hung.failure.reason
 
 
+def test_the_launchers_own_signal_is_no_cause(plan: Plan, folder: AttemptFolder) -> None:
+    stopped = Act(error="the trial was stopped by a signal", kind="interrupted", phase="check")
+    write(folder, plan, stopped, stopped)
+    late = judge(plan, folder, status(stopped_for="timeout", phase="check"))
+    assert kind(late) == "timeout"
+    assert kind(judge(plan, folder, status(phase="check"))) == "crash"
+    write(folder, plan, stopped, Act(error="bad shape"))
+    failed = judge(plan, folder, status(stopped_for="peer_failed"))
+    assert failed.failure is not None
+    assert "bad shape" in failed.failure.reason
+
+
 def test_cancelled_is_interrupted(plan: Plan, folder: AttemptFolder) -> None:
     assert judge(plan, folder, status(stopped_for="cancelled")).state == "interrupted"
 

@@ -251,6 +251,30 @@ def test_confirmation_resumes_in_the_middle(bench: Bench) -> None:
     assert result.verdict.verdict == "faster"
 
 
+def test_interrupted_confirmation_keeps_its_finalist(bench: Bench) -> None:
+    """A lucky launch of the baseline in a round does not end the confirmation."""
+    interrupts = Interrupts()
+
+    def prepare(launcher) -> None:
+        def stop(plan: Plan) -> None:
+            if plan.purpose == "remeasurement" and plan.number == 1:
+                interrupts.request()
+
+        launcher.on_submit = stop
+
+    def script(plan: Plan) -> Act:
+        if plan.purpose == "remeasurement" and plan.number == 0:
+            return Act(s_per_it=0.001)
+        return by_micro_batch(plan)
+
+    with pytest.raises(InterruptedSearch):
+        bench.search(script, interrupts=interrupts, prepare=prepare)
+    result = bench.search(script)
+    assert bench.launcher is not None
+    assert len(bench.launcher.plans) == 8
+    assert result.verdict.finalist is not None
+
+
 def test_a_finalist_that_fails_again_gives_way_to_the_next(bench: Bench) -> None:
     failing: set[str] = set()
 

@@ -1,0 +1,181 @@
+"""``autotune search`` as a user types it. Real processes are in the tests marked slow."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from scripted import SPACE
+
+from autotune.cli.main import main
+from autotune.contract.folder import StudyFolder
+from autotune.store.importer import read_study
+
+
+def write(tmp_path: Path, text: str = SPACE) -> Path:
+    file = tmp_path / "my space.yaml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path)
+    runs = tmp_path / "runs"
+    space = SPACE.replace("[1, 2, 4, 8]", "[1, 2, 3, 8]")
+    file.write_text(space, encoding="utf-8")
+    assert main(["search", "--space", str(file), "--runs", str(runs), "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    assert "study my-space: 40 trials" in text
+    assert "micro_batch: 3 is left out: global_batch 16 is not divisible" in text
+    assert "baseline: micro_batch=1" in text
+    assert not runs.exists()
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_dry_run_json_is_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["search", "--space", str(write(tmp_path)), "--runs", str(tmp_path / "runs")]
+    assert main([*arguments, "--dry-run", "--json", "--trials", "7"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["trials"] == 7
+    assert plan["baseline"]["micro_batch"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--space", "{file}", "--trials", "0"], 2, "--trials is 0"),
+        (["--space", "{file}", "--study", "a/b"], 2, "cannot be the name"),
+        (["--space", "{file}", "--study", "a\nb'"], 2, "cannot be the name"),
+        (["--space", "{folder}/none.yaml"], 2, "none.yaml:1:1"),
+        (["--space", "{file}", "--set", "workload.global_batch=7"], 2, "global_batch 7"),
+        (["--space", "{file}", "--set", "workload.model={folder}"], 2, "config.json"),
+        (["--space", "{file}", "--storage", "nonsense"], 2, "not a database URL"),
+        (["--space", "{file}", "--runs", "{file}"], 3, "is a file"),
+        (["--space", "{file}", "--runs", "/proc/none"], 3, "/proc/none"),
+        (["--space", "{file}", "--set", "search.sampler=none"], 2, "sampler"),
+        (["--space", "{file}", "--set", "params.reduce_buckets.low=1"], 2, "reduce_buckets"),
+    ],
+)
+def test_bad_input_leaves_no_study(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    code: int,
+    words: str,
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    file = write(tmp_path)
+    filled = [word.format(file=file, folder=work) for word in arguments]
+    assert main(["search", *filled]) == code
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert "Traceback" not in captured.err
+    assert captured.out == ""
+    assert not list(work.glob("runs/*/"))
+
+
+def test_sampler_without_its_package_is_an_environment_fault(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "scipy" else find(name)
+    )
+    file = write(tmp_path)
+    arguments = ["search", "--space", str(file), "--runs", str(tmp_path / "runs")]
+    assert main([*arguments, "--set", "search.sampler=gp"]) == 3
+    assert "pip install 'scipy" in capsys.readouterr().err
+
+
+SMALL = ["--set", "workload.data.max_length=48", "--set", "workload.global_batch=8"]
+
+
+def command(runs: Path, space: str, *arguments: str) -> list[str]:
+    words = [sys.executable, "-m", "autotune", "search", "--space", space, "--runs", str(runs)]
+    return [*words, *SMALL, *arguments]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("space", ["fsdp2.yaml", "zero3.yaml"])
+def test_a_whole_search_on_real_ranks(tmp_path: Path, space: str) -> None:
+    done = subprocess.run(
+        command(tmp_path / "runs", space, "--trials", "4", "--json"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["counts"] == {"measured": 4}
+    assert document["best"]["verdict"] in ("faster", "tie", "keep_baseline")
+    contents = read_study(StudyFolder.of(tmp_path / "runs", space.removesuffix(".yaml")))
+    checks = [t.measurement.checks[0] for t in contents.trials if t.measurement is not None]
+    for check in checks[1:]:
+        assert check.loss == pytest.approx(checks[0].loss, rel=1e-5)
+        assert check.grad_norm == pytest.approx(checks[0].grad_norm, rel=1e-5)
+    for trial in contents.trials:
+        assert trial.measurement is not None
+        assert all(back.in_effect for back in trial.measurement.read_back.values())
+
+
+@pytest.mark.slow
+def test_killed_and_interrupted_searches_go_on(tmp_path: Path) -> None:
+    """BUG-072 with one trial: kill -9, then SIGTERM, then to the end; each trial counted once."""
+    runs = tmp_path / "runs"
+    words = command(runs, "fsdp2.yaml", "--trials", "3")
+    folder = StudyFolder.of(runs, "fsdp2")
+    for trial, attempt, number in ((1, 0, signal.SIGKILL), (1, 1, signal.SIGTERM)):
+        coordinator = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        beat = folder.attempt("trial", trial, attempt).heartbeat_file(0)
+        deadline = time.monotonic() + 240
+        while not beat.exists():
+            assert coordinator.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        coordinator.send_signal(number)
+        coordinator.communicate(timeout=60)
+        assert coordinator.returncode == (130 if number == signal.SIGTERM else -signal.SIGKILL)
+        assert not processes_of(runs)
+    done = subprocess.run([*words, "--json"], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert [t["state"] for t in document["trials"]] == ["complete"] * 3
+    attempts = [trial.attempts for trial in read_study(folder).trials]
+    assert [len(each) for each in attempts] == [1, 3, 1]
+
+
+def processes_of(runs: Path) -> list[int]:
+    """Processes that still belong to a study under ``runs``, a moment after its end."""
+    deadline = time.monotonic() + 20
+    found = [0]
+    while found and time.monotonic() < deadline:
+        time.sleep(0.1)
+        found = [
+            int(entry.name)
+            for entry in Path("/proc").iterdir()
+            if entry.name.isdecimal()
+            and int(entry.name) != os.getpid()
+            and _names(int(entry.name), runs)
+        ]
+    return found
+
+
+def _names(pid: int, runs: Path) -> bool:
+    try:
+        return str(runs).encode() in Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
