@@ -158,6 +158,8 @@ def test_what_a_rank_is_born_with(bench, monkeypatch):
     monkeypatch.setenv("FSDP_VERSION", "1")
     monkeypatch.setenv("RANK", "7")
     monkeypatch.setenv("MARKED_BY_TEST", "kept")
+    # DeepSpeed sets it when it is imported, as an earlier test may have done.
+    monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
     _, folder = bench.run(["describe"], ["describe"], environment={"NCCL_BUFFSIZE": "1"})
     first, second = (json.loads((folder.path / f"described-{r}.json").read_text()) for r in (0, 1))
     # The C library sees the same variables as Python.
