@@ -29,9 +29,6 @@ def begin(prepared: Prepared) -> StudyRecord:
     """Return the record of a new study."""
     now = time.time()
     space = prepared.space
-    workload: dict[str, Any] = codec.to_json(prepared.workload)
-    if prepared.workload.samples.dataset_samples is not None:
-        workload["num_dataset_samples"] = prepared.workload.samples.dataset_samples
     return StudyRecord(
         name=prepared.folder.name,
         created_at=now,
@@ -41,7 +38,7 @@ def begin(prepared: Prepared) -> StudyRecord:
         overrides=space.overrides,
         space_fingerprint=space.fingerprint,
         context=prepared.context,
-        workload=workload,
+        workload=codec.to_json(prepared.workload),
         topology=prepared.topology,
         environment=prepared.environment,
         sampler=prepared.sampler,
