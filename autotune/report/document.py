@@ -17,9 +17,9 @@ import math
 from collections import Counter
 from typing import Any, Final
 
+from autotune.analysis.launches import LaunchTime, summarise
 from autotune.contract import codec
 from autotune.contract.outcome import Outcome, PeakMemory
-from autotune.report.launches import LaunchTime, summarise
 from autotune.store.records import (
     RemeasurementRecord,
     StudyContents,
