@@ -73,9 +73,6 @@ def judge(
     if flops_per_s_at_peak and flops_per_iteration:
         mfu = flops_per_iteration / measurement.s_per_it / flops_per_s_at_peak
         measurement = dataclasses.replace(measurement, mfu=mfu)
-    problem = _memory_problem(plan, measurement)
-    if problem is not None:
-        return _failed(plan, status, records, problem)
     early = any(record.status == "stopped_early" for record in records)
     state: State = "stopped_early" if early else "complete"
     return _outcome(plan, status, records, state=state, measurement=measurement)
@@ -94,7 +91,7 @@ def _read(plan: Plan, folder: AttemptFolder, rank: int) -> RankReading:
 
 
 def _invalid(plan: Plan, measured: Sequence[RankMeasurement]) -> Failure | None:
-    """Why measurements of all ranks do not count, before memory is looked at."""
+    """Why measurements of all ranks do not count."""
     speed = max(m.window_s / len(m.iteration_s) for m in measured)
     for rank, one in enumerate(measured):
         for name in plan.verify:
@@ -114,7 +111,7 @@ def _invalid(plan: Plan, measured: Sequence[RankMeasurement]) -> Failure | None:
         counts = ", ".join(str(len(m.iteration_s)) for m in measured)
         reason = f"the ranks' windows are not the same whole cycles ({counts} iterations)"
         return Failure(kind="crash", reason=reason, phase="measure")
-    return _numbers_problem(plan, measured, speed)
+    return _numbers_problem(plan, measured, speed) or _memory_problem(plan, measured, speed)
 
 
 def _not_in_effect(name: str, requested: Any, back: ReadBack | None) -> str | None:
@@ -190,11 +187,7 @@ def _merge(plan: Plan, measured: Sequence[RankMeasurement]) -> Measurement:
         tokens_per_s=tokens / s_per_it,
         samples_per_s=plan.workload.global_batch / s_per_it,
         mfu=None,
-        peak_memory=PeakMemory(
-            timed=max(one.peak_timed_bytes for one in measured),
-            worst_case=max(one.peak_worst_case_bytes for one in measured),
-            limit=min(one.memory_limit_bytes for one in measured),
-        ),
+        peak_memory=_peak_memory(measured),
         micro_steps=plan.schedule.micro_steps,
         padding_share=plan.schedule.padding_share,
         distinct_shapes=plan.schedule.distinct_shapes,
@@ -206,28 +199,36 @@ def _merge(plan: Plan, measured: Sequence[RankMeasurement]) -> Measurement:
     )
 
 
-def margin_bytes(limit: int, share: float, device: str) -> int:
-    """Memory that a feasible configuration leaves free, in bytes."""
-    smallest = GPU_MARGIN_BYTES if device == "cuda" else 0
-    return max(int(limit * share), smallest)
-
-
-def _memory_problem(plan: Plan, measurement: Measurement) -> Failure | None:
-    peak = measurement.peak_memory
-    needed = max(peak.timed, peak.worst_case)
-    margin = margin_bytes(peak.limit, plan.memory_margin_share, plan.topology.device)
-    if needed + margin <= peak.limit:
-        return None
+def _memory_problem(
+    plan: Plan, measured: Sequence[RankMeasurement], speed: float
+) -> Failure | None:
+    """Why the memory of some rank does not hold its worst case with a margin."""
     gib = 1024**3
-    return Failure(
-        kind="oom_device" if plan.topology.device == "cuda" else "oom_host",
-        reason=(
-            f"peak memory {needed / gib:.2f} GiB leaves no margin of {margin / gib:.2f} GiB "
-            f"under the limit of {peak.limit / gib:.2f} GiB"
-        ),
-        phase="probe" if peak.worst_case > peak.timed else "measure",
-        peak_memory=peak,
-        measured_s_per_it=measurement.s_per_it,
+    for rank, one in enumerate(measured):
+        limit, needed = one.memory_limit_bytes, max(one.peak_timed_bytes, one.peak_worst_case_bytes)
+        smallest = GPU_MARGIN_BYTES if plan.topology.device == "cuda" else 0
+        margin = max(int(limit * plan.memory_margin_share), smallest)
+        if needed + margin <= limit:
+            continue
+        return Failure(
+            kind="oom_device" if plan.topology.device == "cuda" else "oom_host",
+            reason=(
+                f"peak memory {needed / gib:.2f} GiB leaves no margin of {margin / gib:.2f} GiB "
+                f"under the limit of {limit / gib:.2f} GiB"
+            ),
+            rank=rank,
+            phase="probe" if one.peak_worst_case_bytes > one.peak_timed_bytes else "measure",
+            peak_memory=_peak_memory(measured),
+            measured_s_per_it=speed,
+        )
+    return None
+
+
+def _peak_memory(measured: Sequence[RankMeasurement]) -> PeakMemory:
+    return PeakMemory(
+        timed=max(one.peak_timed_bytes for one in measured),
+        worst_case=max(one.peak_worst_case_bytes for one in measured),
+        limit=min(one.memory_limit_bytes for one in measured),
     )
 
 

@@ -45,18 +45,6 @@ class NotInEffectError(TrialError):
     kind: FailureKind = "not_in_effect"
 
 
-class DeviceMemoryError(TrialError):
-    """The worst case does not fit into device memory with its margin."""
-
-    kind: FailureKind = "oom_device"
-
-
-class HostMemoryError(TrialError):
-    """The worst case does not fit into this process's share of host memory."""
-
-    kind: FailureKind = "oom_host"
-
-
 class PlanMismatchError(TrialError):
     """The ranks did not read the same plan."""
 

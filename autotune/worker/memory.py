@@ -11,14 +11,9 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
-from autotune.worker.failures import DeviceMemoryError, HostMemoryError
-
 if TYPE_CHECKING:
     import torch
 
-GIB: Final = 1024**3
-DEVICE_MARGIN_BYTES: Final = 2 * GIB
-"""Smallest margin on a device."""
 _UNLIMITED: Final = 2**60
 """A cgroup limit above this is none."""
 
@@ -28,29 +23,13 @@ class MemoryMeter(Protocol):
 
     @property
     def limit_bytes(self) -> int:
-        """What this rank may use, margin not yet taken off."""
+        """What this rank may use. Whether its peak fits is for the coordinator to judge."""
 
     def reset(self) -> None:
         """Forget the peak so far."""
 
     def peak_bytes(self) -> int:
         """Peak since the last :meth:`reset`."""
-
-    def margin_bytes(self, share: float) -> int:
-        """What must stay free."""
-
-    def fault(self, peak: int, share: float) -> DeviceMemoryError | HostMemoryError | None:
-        """Return the fault if ``peak`` and its margin do not fit."""
-
-
-def fits_fault(what: str, peak: int, margin: int, limit: int) -> str | None:
-    """Return in words why ``peak`` bytes do not fit, or ``None``."""
-    if peak + margin <= limit:
-        return None
-    return (
-        f"the worst-case micro-step peaks at {peak / GIB:.2f} GiB of {what}; with a margin of "
-        f"{margin / GIB:.2f} GiB that is more than the {limit / GIB:.2f} GiB there are"
-    )
 
 
 class DeviceMeter:
@@ -74,13 +53,6 @@ class DeviceMeter:
         outside = total - free - self._cuda.memory_reserved(self._device)
         return int(self._cuda.max_memory_allocated(self._device) + max(0, outside))
 
-    def margin_bytes(self, share: float) -> int:
-        return max(int(share * self.limit_bytes), DEVICE_MARGIN_BYTES)
-
-    def fault(self, peak: int, share: float) -> DeviceMemoryError | None:
-        words = fits_fault("device memory", peak, self.margin_bytes(share), self.limit_bytes)
-        return DeviceMemoryError(words) if words else None
-
 
 class HostMeter:
     """Resident size of this process.
@@ -99,13 +71,6 @@ class HostMeter:
 
     def peak_bytes(self) -> int:
         return _field_kib(self._proc / "self/status", "VmHWM") * 1024
-
-    def margin_bytes(self, share: float) -> int:
-        return int(share * self.limit_bytes)
-
-    def fault(self, peak: int, share: float) -> HostMemoryError | None:
-        words = fits_fault("resident memory", peak, self.margin_bytes(share), self.limit_bytes)
-        return HostMemoryError(words) if words else None
 
 
 def meter_for(device: torch.device, local_processes: int) -> MemoryMeter:
