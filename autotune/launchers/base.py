@@ -46,8 +46,11 @@ class JobStatus:
 class Launcher(Protocol):
     """A place where trials run."""
 
-    def start(self) -> None:
+    def start(self) -> str | None:
         """Make ready to launch (start the fork server, reach the scheduler).
+
+        Returns:
+            What the user should know of it (that trials start slower than they could, say).
 
         Raises:
             EnvironmentFault: It cannot be made ready; says what is missing.

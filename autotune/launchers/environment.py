@@ -152,6 +152,8 @@ def server_environment(
     environment |= dict.fromkeys(THREAD_VARIABLES, "1")
     environment["TOKENIZERS_PARALLELISM"] = "false"
     environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    # Arrow, which transformers imports where pandas is installed, would start a thread.
+    environment.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
     environment |= device_environment(environment, device)
     environment[MARKER] = "-" * MARKER_LENGTH
     return with_package(environment, package_root)

@@ -83,8 +83,10 @@ class Runner:
         """
         if not self._started:
             with self._interrupts.at_once():
-                self._launcher.start()
+                note = self._launcher.start()
             self._started = True
+            if note is not None:
+                self._events(Message(text=note, level="warning"))
 
     def close(self) -> None:
         """End all processes of the launcher."""

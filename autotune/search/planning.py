@@ -55,7 +55,8 @@ def numerics(precision: Precision, reference: tuple[CheckPoint, ...]) -> Numeric
 
     Before any update the backends agree to 3e-7 in float32 and, with rounded weights and float32
     reduction, to 1e-5 in bf16; other cuts of the batch move bf16's rounding by up to 5e-3 in the
-    norm. Wrong gradient scaling is off by whole factors.
+    norm, and the order in which a kernel sums float32 squares moved a norm by 5e-6. Wrong
+    gradient scaling is off by whole factors.
     """
     formats = (precision.compute, precision.master, precision.accumulate, precision.reduce)
     if "bf16" in formats:
@@ -69,7 +70,7 @@ def numerics(precision: Precision, reference: tuple[CheckPoint, ...]) -> Numeric
     return Numerics(
         reference=reference,
         first_loss_tolerance=1e-5,
-        first_norm_tolerance=1e-5,
+        first_norm_tolerance=5e-5,
         loss_tolerance=1e-4,
         norm_tolerance=1e-3,
     )

@@ -6,14 +6,19 @@ module that is missing is reported, never fatal: the rank meets the same error w
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 from autotune import registry
+from autotune.contract import processes
 
+MAX_NVML_OPENINGS: Final = 64
+"""More than any library leaves; NVML counts them, and ends its thread with the last."""
 COMMON: Final = (
     "torch",
     "torch.distributed",
@@ -87,7 +92,24 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:300]
 
 
-def device_is_initialised() -> bool:
-    """Whether an import has created a CUDA context, which no forked rank could use."""
+def end_library_threads() -> None:
+    """End the thread of NVML, which torch opens and leaves open to count the devices.
+
+    ``torch/cuda/__init__.py``, ``_raw_device_count_nvml``. A rank that asks opens it anew.
+    """
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+    except OSError:  # not loaded
+        return
+    for _ in range(MAX_NVML_OPENINGS):
+        if nvml.nvmlShutdown() != 0:  # every opening is closed
+            return
+
+
+def why_no_fork() -> str | None:
+    """Return why a child of this process could hang or fail; ``None`` if it is sound."""
     torch = sys.modules.get("torch")
-    return torch is not None and bool(torch.cuda.is_initialized())
+    if torch is not None and torch.cuda.is_initialized():
+        return "an import has created a CUDA context"
+    names = processes.other_threads()
+    return f"an import has left threads ({', '.join(names)})" if names else None
