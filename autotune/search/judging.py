@@ -32,8 +32,6 @@ from autotune.search.causes import RankReading, find_cause, shortened
 
 GPU_MARGIN_BYTES: Final = 2 * 1024**3
 """Memory that must stay free on a GPU whatever the share (DESIGN.md, "Measuring")."""
-WINDOW_GAP: Final = 0.10
-"""Share by which the window's clock and the sum of its iterations may differ unflagged."""
 SAME: Final = 1e-6
 """Relative difference up to which two ranks' global loss or gradient norm are the same."""
 
@@ -160,8 +158,8 @@ def _merge(plan: Plan, measured: Sequence[RankMeasurement]) -> Measurement:
     notes: dict[str, Any] = {}
     for one in measured:
         notes.update(one.notes)
-    gap = abs(slowest.window_s / math.fsum(slowest.iteration_s) - 1.0)
-    if gap > WINDOW_GAP:
+    if not timing.agrees_with_clock(slowest.iteration_s, slowest.window_s):
+        gap = abs(math.fsum(slowest.iteration_s) / slowest.window_s - 1.0)
         notes["window_gap"] = (
             f"the window's clock and the sum of its iterations differ by {gap:.0%}"
         )
