@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import psutil
 
-from autotune import registry
+from autotune.backends.base import backend_of
 from autotune.contract.folder import StudyFolder, check_study_name
 from autotune.contract.plan import Topology, Workload
 from autotune.errors import EnvironmentFault, InputError, NothingFeasibleError
@@ -159,8 +159,7 @@ def _host_memory_bytes() -> int:
 
 def _check_packages(space: SearchSpace) -> None:
     for backend in space.backends:
-        engine = registry.load("backends", backend)()
-        wanted = {name.split(".")[0] for name in getattr(engine, "preload", ())}
+        wanted = {name.split(".")[0] for name in backend_of(backend).preload}
         for package in sorted({"torch", "transformers", *wanted}):
             if importlib.util.find_spec(package) is None:
                 raise EnvironmentFault(
