@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 from autotune.contract import jsonfile, smallfile
 from autotune.contract.plan import Plan
-from autotune.worker.rank_process import LISTEN_FD, LOOPBACK
+from autotune.contract.processes import LISTEN_FD
+from autotune.worker.rank_process import LOOPBACK
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
