@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
-
 from autotune.backends.base import backend_of
+from autotune.contract import hostmemory
 from autotune.contract.folder import StudyFolder, check_study_name
 from autotune.contract.plan import Topology, Workload
 from autotune.errors import EnvironmentFault, InputError, NothingFeasibleError
@@ -30,7 +29,6 @@ from autotune.store.provenance import environment, environment_fingerprint
 _BYTES: Final = {"fp32": 4, "bf16": 2}
 _ADAM_BYTES: Final = 8
 """Two float32 moments a parameter."""
-_CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,7 +136,7 @@ def _check_memory(workload: Workload, topology: Topology, devices: Devices) -> N
     if topology.device == "cuda":
         have = sum(one.memory_bytes for one in devices.found[: topology.processes])
     else:
-        have = _host_memory_bytes()
+        have = hostmemory.total_bytes()
     if need > have:
         gib = 1024**3
         raise NothingFeasibleError(
@@ -146,15 +144,6 @@ def _check_memory(workload: Workload, topology: Topology, devices: Devices) -> N
             f"take {need / gib:.1f} GiB over all processes, and {have / gib:.1f} GiB are there",
             hint="take a smaller model, bf16, or more devices",
         )
-
-
-def _host_memory_bytes() -> int:
-    total = int(psutil.virtual_memory().total)
-    try:
-        text = _CGROUP_LIMIT.read_text(encoding="ascii").strip()
-    except OSError:
-        return total
-    return min(total, int(text)) if text.isdigit() else total
 
 
 def _check_packages(space: SearchSpace) -> None:
