@@ -17,6 +17,7 @@ from autotune.contract.plan import Racing
 from autotune.errors import EnvironmentFault
 from autotune.worker import attestation, failures, memory, timing
 from autotune.worker.heartbeat import Heartbeat
+from autotune.worker.rendezvous import RendezvousError
 
 RULES = dataclasses.replace(
     QUICK, warmup_max_cycles=4, window_iterations=24, window_s=4.0, interval_share=0.05
@@ -92,6 +93,8 @@ class DistBackendError(RuntimeError):
         (DistBackendError("NCCL error"), "infra"),
         (RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer"), "infra"),
         (EnvironmentFault("disk"), "infra"),
+        (RendezvousError("no rank 0 wrote rendezvous.json within 120 s"), "infra"),
+        (RuntimeError("std::bad_alloc"), "oom_host"),
         (KeyboardInterrupt(), "interrupted"),
         (failures.NumericsError("nan"), "numerics"),
         (ValueError("an error in some text about memory"), "crash"),
