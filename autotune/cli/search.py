@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -77,12 +76,13 @@ def search(
 
 
 def _show_plan(request: SearchRequest, *, as_json: bool) -> None:
+    from autotune.cli.output import print_json
     from autotune.search.preview import preview, preview_lines
     from autotune.search.session import dry_run
 
     prepared = dry_run(request)
     if as_json:
-        _print_json(preview(prepared))
+        print_json(preview(prepared))
         return
     for line in preview_lines(prepared):
         typer.echo(line)
@@ -106,17 +106,14 @@ def _run(request: SearchRequest, *, as_json: bool) -> None:
 
 
 def _print_document(request: SearchRequest, study: str) -> None:
+    from autotune.cli.output import print_json
     from autotune.contract.folder import StudyFolder
     from autotune.report.document import build
     from autotune.store.importer import read_study
 
     folder = StudyFolder.of(request.runs, study)
     if folder.study_file.exists():
-        _print_json(build(read_study(folder)))
-
-
-def _print_json(document: object) -> None:
-    typer.echo(json.dumps(document, indent=2, allow_nan=False))
+        print_json(build(read_study(folder)))
 
 
 def _resume_words(

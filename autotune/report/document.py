@@ -17,9 +17,10 @@ import math
 from collections import Counter
 from typing import Any, Final
 
+from autotune.analysis.launches import LaunchTime, summarise
 from autotune.contract import codec
+from autotune.contract.failures import FailureKind
 from autotune.contract.outcome import Outcome, PeakMemory
-from autotune.report.launches import LaunchTime, summarise
 from autotune.store.records import (
     RemeasurementRecord,
     StudyContents,
@@ -230,7 +231,7 @@ def _result(item: TrialRecord | RemeasurementRecord) -> dict[str, Any]:
     }
 
 
-def _kind(item: TrialRecord | RemeasurementRecord) -> str | None:
+def _kind(item: TrialRecord | RemeasurementRecord) -> FailureKind | None:
     if item.outcome is None:
         return "interrupted" if item.state == "interrupted" else None
     return item.outcome.failure.kind if item.outcome.failure else None
@@ -291,7 +292,7 @@ def _projection(
 class FailureGroup:
     """All trials that failed alike."""
 
-    kind: str
+    kind: FailureKind
     count: int
     reason: str
     """Of the first of them."""
@@ -301,7 +302,7 @@ class FailureGroup:
 
 def failures(contents: StudyContents) -> tuple[FailureGroup, ...]:
     """Failures of the present context by kind, the most frequent first."""
-    by_kind: dict[str, list[TrialRecord]] = {}
+    by_kind: dict[FailureKind, list[TrialRecord]] = {}
     for trial in filter(contents.comparable, contents.trials):
         if trial.state == "failed":
             by_kind.setdefault(_kind(trial) or "crash", []).append(trial)

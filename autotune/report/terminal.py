@@ -6,8 +6,8 @@ import sys
 from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any, Final
 
+from autotune.contract.failures import next_step
 from autotune.report import document, words
-from autotune.report.advice import next_step
 from autotune.store.records import StudyContents
 
 if TYPE_CHECKING:

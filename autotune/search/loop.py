@@ -7,12 +7,12 @@ import time
 from collections import Counter
 from typing import Any, Final
 
-from autotune.contract.failures import POLICIES
+from autotune.contract.failures import POLICIES, next_step
 from autotune.contract.outcome import Outcome
 from autotune.contract.plan import CheckPoint, Racing
 from autotune.errors import EnvironmentFault, InterruptedSearch, NothingFeasibleError
 from autotune.search import disk, history
-from autotune.search.advice import NEXT_STEP, failures_table
+from autotune.search.advice import failures_table
 from autotune.search.anchors import find_anchors
 from autotune.search.events import EventSink, Message, Progress
 from autotune.search.interrupts import Interrupts
@@ -273,7 +273,7 @@ class Loop:
             raise InterruptedSearch("the search was stopped")
         raise EnvironmentFault(
             f"the machine failed {POLICIES[failure.kind].max_retries + 1} times: {failure.reason}",
-            hint=f"{NEXT_STEP[failure.kind]}; then the same command resumes",
+            hint=f"{next_step(failure.kind, failure.reason)}; then the same command resumes",
         )
 
     def _watch_crashes(self, outcome: Outcome) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from study_factory import CONFIG, StudyBuilder, failed, make_study, measured
 
-from autotune.report.advice import next_step
+from autotune.contract.failures import next_step
 from autotune.report.document import build
 from autotune.report.terminal import changed_settings, show
 from autotune.store.importer import read_study
@@ -79,7 +79,7 @@ def test_failures_come_with_counts_a_log_and_the_next_step(study: StudyBuilder) 
 def test_every_failure_kind_has_a_next_step() -> None:
     from autotune.contract.failures import POLICIES
 
-    steps = {kind: next_step(kind, "") for kind in POLICIES}
+    steps = {kind: next_step(kind, "a reason") for kind in POLICIES}
     assert len(set(steps.values())) == len(steps)
 
 

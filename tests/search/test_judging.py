@@ -214,10 +214,19 @@ def test_memory_margin(plan: Plan, folder: AttemptFolder) -> None:
     assert kind(outcome) == "oom_host"
     assert outcome.failure is not None
     assert outcome.failure.measured_s_per_it == pytest.approx(0.1)
+    assert outcome.failure.rank == 1
+    assert outcome.failure.peak_memory is not None
     gpu = dataclasses.replace(plan, topology=dataclasses.replace(plan.topology, device="cuda"))
     near = Act(peak_bytes=int(8.5 * GIB), limit_bytes=10 * GIB)
     write(folder, gpu, near, near)
     assert kind(judge(gpu, folder, status())) == "oom_device"
+
+
+def test_each_rank_is_held_to_its_own_limit(plan: Plan, folder: AttemptFolder) -> None:
+    roomy = Act(peak_bytes=12 * GIB, limit_bytes=20 * GIB)
+    tight = Act(peak_bytes=5 * GIB, limit_bytes=8 * GIB)
+    write(folder, plan, roomy, tight)
+    assert judge(plan, folder, status()).state == "complete"
 
 
 def test_value_not_in_effect_on_one_rank(plan: Plan, folder: AttemptFolder) -> None:
