@@ -19,6 +19,8 @@ from typing import Final
 MARKER: Final = "AUTOTUNE_TRIAL"
 MARKER_LENGTH: Final = 32
 """Characters of a job id; the placeholder in a server's environment is as long."""
+LISTEN_FD: Final = "AUTOTUNE_LISTEN_FD"
+"""Variable of rank 0: descriptor of the listening socket for the rendezvous."""
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36

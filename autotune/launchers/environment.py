@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from autotune.contract.plan import Plan
-from autotune.contract.processes import MARKER, MARKER_LENGTH
+from autotune.contract.processes import LISTEN_FD, MARKER, MARKER_LENGTH
 
 _DROPPED_NAMES: Final = frozenset(
     {
@@ -42,7 +42,7 @@ _DROPPED_NAMES: Final = frozenset(
         "CROSS_RANK",
         "CROSS_SIZE",
         MARKER,
-        "AUTOTUNE_LISTEN_FD",
+        LISTEN_FD,
         # srun, "OUTPUT ENVIRONMENT VARIABLES": those of a step or of one of its tasks.
         "SLURM_PROCID",
         "SLURM_LOCALID",

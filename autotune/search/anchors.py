@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
-from autotune import registry
+from autotune.backends.base import backend_of
 from autotune.contract.plan import Workload
 from autotune.space.model import Config
 from autotune.space.search_space import SearchSpace
@@ -47,13 +47,5 @@ def _known(space: SearchSpace, workload: Workload) -> Iterator[tuple[str, str, d
         defaults = space.default_config(backend).values
         suffix = f"@{backend}" if several else ""
         yield f"engine_defaults{suffix}", backend, dict(defaults)
-        engine = registry.load("backends", backend)()
-        offered = cast("dict[str, dict[str, Any]]", getattr(engine, "anchors", _none)(workload))
-        for name, values in offered.items():
+        for name, values in backend_of(backend).anchors(workload).items():
             yield f"{name}{suffix}", backend, {**defaults, **values}
-
-
-def _none(workload: Workload) -> dict[str, dict[str, Any]]:
-    """Anchors of a backend that offers none."""
-    del workload
-    return {}

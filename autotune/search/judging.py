@@ -159,7 +159,7 @@ def _merge(plan: Plan, measured: Sequence[RankMeasurement]) -> Measurement:
     for one in measured:
         notes.update(one.notes)
     if not timing.agrees_with_clock(slowest.iteration_s, slowest.window_s):
-        gap = abs(math.fsum(slowest.iteration_s) / slowest.window_s - 1.0)
+        gap = abs(slowest.window_s / math.fsum(slowest.iteration_s) - 1.0)
         notes["window_gap"] = (
             f"the window's clock and the sum of its iterations differ by {gap:.0%}"
         )

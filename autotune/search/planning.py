@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Final, cast
+from typing import Any, Final
 
-from autotune import registry
-from autotune.backends.base import Backend
+from autotune.backends.base import backend_of
 from autotune.contract.plan import (
     Batching,
     CheckPoint,
@@ -137,7 +136,7 @@ class Planner:
         schedule = self._schedule(config)
         if isinstance(schedule, str):
             return schedule
-        backend = cast("Backend", registry.load("backends", config.backend)())
+        backend = backend_of(config.backend)
         return backend.validate(config.values, self.workload, self.topology)
 
     def _schedule(self, config: Config) -> Schedule | str:

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
-
-from autotune import registry
+from autotune.backends.base import backend_of
+from autotune.contract import hostmemory
 from autotune.contract.folder import StudyFolder, check_study_name
 from autotune.contract.plan import Topology, Workload
 from autotune.errors import EnvironmentFault, InputError, NothingFeasibleError
@@ -30,7 +29,6 @@ from autotune.store.provenance import environment, environment_fingerprint
 _BYTES: Final = {"fp32": 4, "bf16": 2}
 _ADAM_BYTES: Final = 8
 """Two float32 moments a parameter."""
-_CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,7 +136,7 @@ def _check_memory(workload: Workload, topology: Topology, devices: Devices) -> N
     if topology.device == "cuda":
         have = sum(one.memory_bytes for one in devices.found[: topology.processes])
     else:
-        have = _host_memory_bytes()
+        have = hostmemory.total_bytes()
     if need > have:
         gib = 1024**3
         raise NothingFeasibleError(
@@ -148,19 +146,9 @@ def _check_memory(workload: Workload, topology: Topology, devices: Devices) -> N
         )
 
 
-def _host_memory_bytes() -> int:
-    total = int(psutil.virtual_memory().total)
-    try:
-        text = _CGROUP_LIMIT.read_text(encoding="ascii").strip()
-    except OSError:
-        return total
-    return min(total, int(text)) if text.isdigit() else total
-
-
 def _check_packages(space: SearchSpace) -> None:
     for backend in space.backends:
-        engine = registry.load("backends", backend)()
-        wanted = {name.split(".")[0] for name in getattr(engine, "preload", ())}
+        wanted = {name.split(".")[0] for name in backend_of(backend).preload}
         for package in sorted({"torch", "transformers", *wanted}):
             if importlib.util.find_spec(package) is None:
                 raise EnvironmentFault(

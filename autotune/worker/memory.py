@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from autotune.contract import hostmemory
 
 if TYPE_CHECKING:
     import torch
-
-_UNLIMITED: Final = 2**60
-"""A cgroup limit above this is none."""
 
 
 class MemoryMeter(Protocol):
@@ -63,84 +62,16 @@ class HostMeter:
 
     def __init__(self, local_processes: int, *, proc: Path = Path("/proc")) -> None:
         self._proc = proc
-        self.limit_bytes = available_bytes(proc) // max(1, local_processes)
+        self.limit_bytes = hostmemory.available_bytes(proc) // max(1, local_processes)
 
     def reset(self) -> None:
         with contextlib.suppress(OSError):
             (self._proc / "self/clear_refs").write_text("5", encoding="ascii")
 
     def peak_bytes(self) -> int:
-        return _field_kib(self._proc / "self/status", "VmHWM") * 1024
+        return hostmemory.field_bytes(self._proc / "self/status", "VmHWM")
 
 
 def meter_for(device: torch.device, local_processes: int) -> MemoryMeter:
     """Return the meter of the rank's device."""
     return DeviceMeter(device) if device.type == "cuda" else HostMeter(local_processes)
-
-
-def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the memory that new work can have: the machine's, or less where a cgroup says so.
-
-    Page cache of the cgroup counts as available, as it does in ``MemAvailable``.
-    """
-    available = _field_kib(proc / "meminfo", "MemAvailable") * 1024
-    for folder in _cgroup_folders(proc, cgroup):
-        room = _cgroup_room(folder)
-        if room is not None:
-            available = min(available, room)
-    return available
-
-
-def _cgroup_folders(proc: Path, cgroup: Path) -> list[Path]:
-    """Return this process's cgroup (version 2, or the memory controller of version 1) and up."""
-    try:
-        lines = (proc / "self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    folders: list[Path] = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            root = cgroup
-        elif "memory" in controllers.split(","):
-            root = cgroup / "memory"
-        else:
-            continue
-        own = root / path.lstrip("/")
-        folders += [own, *(parent for parent in own.parents if parent.is_relative_to(root))]
-    return folders
-
-
-def _cgroup_room(folder: Path) -> int | None:
-    for limit_file, usage_file, cache in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        try:
-            limit = (folder / limit_file).read_text(encoding="ascii").strip()
-            used = int((folder / usage_file).read_text(encoding="ascii"))
-        except (OSError, ValueError):
-            continue
-        if not limit.isdecimal() or int(limit) > _UNLIMITED:
-            continue
-        return max(0, int(limit) - used + _statistic(folder / "memory.stat", cache))
-    return None
-
-
-def _statistic(path: Path, name: str) -> int:
-    try:
-        for line in path.read_text(encoding="ascii").splitlines():
-            key, _, value = line.partition(" ")
-            if key == name:
-                return int(value)
-    except (OSError, ValueError):
-        return 0
-    return 0
-
-
-def _field_kib(path: Path, name: str) -> int:
-    for line in path.read_text(encoding="ascii").splitlines():
-        key, _, rest = line.partition(":")
-        if key == name:
-            return int(rest.split()[0])
-    raise OSError(f"{path} has no {name}")

@@ -90,8 +90,7 @@ class _Session:
         self._heart.enter("init")
         import torch
 
-        from autotune import registry
-        from autotune.backends.base import RankContext
+        from autotune.backends.base import RankContext, backend_of
         from autotune.data.stream import TokenStream
         from autotune.models.family import family_of
         from autotune.worker import attestation, memory, rendezvous
@@ -105,7 +104,7 @@ class _Session:
         self._memory = meter_memory
 
         self._heart.enter("build")
-        backend = registry.load("backends", plan.backend)()
+        backend = backend_of(plan.backend)
         context = RankContext(rank=self._rank, local_rank=place.local_rank, device=place.device)
         engine: Engine = backend.build(plan, context)
         family = family_of(plan.workload.model.family)
