@@ -151,10 +151,8 @@ def build(settings: dict[str, Any], plan: Plan, rank: RankContext) -> Fsdp2Engin
     """Build the model on the meta device, shard it, and fill each rank's shards by name.
 
     Raises:
-        IncompatibleConfigError: torch refuses the configuration, or it names unknown keys.
+        IncompatibleConfigError: torch refuses the configuration.
     """
-    if settings["unverified"]:
-        raise IncompatibleConfigError("FSDP2 has no configuration to pass unverified keys to")
     family = family_of(plan.workload.model.family)
     module = family.build(plan.workload.model, dtype=TORCH_DTYPES[settings["master_dtype"]])
     source = WeightSource.of(plan.workload.model, module)
