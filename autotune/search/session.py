@@ -158,11 +158,14 @@ def _enter(
 
 
 def _open_store(request: SearchRequest) -> Store:
+    """Open the database; one that is named and cannot be used leaves no runs folder behind."""
+    if request.storage is not None:
+        return Store(request.storage)
     try:
         request.runs.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise jsonfile.unwritable(request.runs, error) from error
-    return Store(request.storage or default_url(request.runs))
+    return Store(default_url(request.runs))
 
 
 @contextlib.contextmanager

@@ -55,7 +55,7 @@ def _check_default_cut(space: SearchSpace, topology: Topology) -> None:
     named = {**space.baseline, **space.fixed}
     if all(named.get(name) is None for name in (_ROWS, _TOKENS)):
         default = space.knobs[_ROWS].default
-        _refuse(space, topology, _ROWS, default, space.places["workload.global_batch"])
+        _refuse(space, topology, _ROWS, default, space.place("workload.global_batch"))
 
 
 def _refuse(space: SearchSpace, topology: Topology, name: str, value: Any, place: Place) -> None:

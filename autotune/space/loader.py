@@ -62,7 +62,8 @@ def find_space(name: str) -> Path:
         if name and path.exists():
             return path
     except (OSError, ValueError) as error:
-        raise start.error(f"this is no usable path: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise start.error(f"this is no usable path: {reason}") from None
     if name and "/" not in name and "\\" not in name:
         for folder in shipped_folders():
             for candidate in (folder / name, folder / f"{name}.yaml"):
@@ -161,7 +162,7 @@ def _check_data(space: SearchSpace) -> None:
     jsonl = space.workload.data.jsonl
     if jsonl is None:
         return
-    place = space.places["workload.data.jsonl"]
+    place = space.place("workload.data.jsonl")
     problem: str | None = None
     try:
         if not Path(jsonl).exists():
