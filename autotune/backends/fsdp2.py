@@ -115,7 +115,6 @@ class Fsdp2Backend:
                 "fused": plan.topology.device == "cuda",
             },
             "gradient_clipping": optimizer.gradient_clipping,
-            "unverified": dict(plan.unverified.get(self.name) or {}),
         }
 
     def build(self, plan: Plan, rank: RankContext) -> Engine:

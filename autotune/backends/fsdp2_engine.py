@@ -88,7 +88,7 @@ class Fsdp2Engine:
             "fsdp2.reshard_after_forward": (self._reshard(), "live"),
             "fsdp2.layers_per_unit": (self._layers_per_unit(), "live"),
             "fsdp2.wrap_embeddings": (self._embeddings_wrapped(), "live"),
-            "fsdp2.forward_prefetch": (self._depth("_states_to_forward_prefetch"), "live"),
+            "fsdp2.forward_prefetch": (self._forward_depth(), "live"),
             "fsdp2.backward_prefetch": (self._backward_depth(), "live"),
         }
         return found
@@ -112,8 +112,10 @@ class Fsdp2Engine:
     def _embeddings_wrapped(self) -> bool:
         return _state(self._embedding) is not None
 
-    def _depth(self, attribute: str) -> int:
-        return max((len(getattr(_state(unit[0]), attribute)) for unit in self._units), default=0)
+    def _forward_depth(self) -> int:
+        """Return how far anything looks ahead: with a single unit only the root does."""
+        states = [_state(self._module), *(_state(unit[0]) for unit in self._units)]
+        return max(len(state._states_to_forward_prefetch) for state in states)
 
     def _backward_depth(self) -> int:
         states = [_state(unit[0]) for unit in self._units]
@@ -149,10 +151,8 @@ def build(settings: dict[str, Any], plan: Plan, rank: RankContext) -> Fsdp2Engin
     """Build the model on the meta device, shard it, and fill each rank's shards by name.
 
     Raises:
-        IncompatibleConfigError: torch refuses the configuration, or it names unknown keys.
+        IncompatibleConfigError: torch refuses the configuration.
     """
-    if settings["unverified"]:
-        raise IncompatibleConfigError("FSDP2 has no configuration to pass unverified keys to")
     family = family_of(plan.workload.model.family)
     module = family.build(plan.workload.model, dtype=TORCH_DTYPES[settings["master_dtype"]])
     source = WeightSource.of(plan.workload.model, module)

@@ -103,6 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = _take_debug(words)
+    _open_missing_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that cannot show a sign must not turn a result into an error.
@@ -116,6 +117,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt) as error:
         return _report(error, debug=debug)
     return code
+
+
+def _open_missing_streams() -> None:
+    """Open nothing in place of standard streams that the caller closed (``autotune … >&-``).
+
+    Else the next file to be opened, the database or a trial's log, would take the number of one
+    of them, and be written to by whatever prints.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            nothing = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            if nothing != number:
+                os.dup2(nothing, number)
+                os.close(nothing)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))
 
 
 def _take_debug(words: list[str]) -> bool:
@@ -181,6 +200,10 @@ def _as_told(error: BaseException) -> AutotuneError:
 
 
 def _os_fault(error: OSError) -> EnvironmentFault:
+    if error.errno == errno.ENOENT and not error.filename and not _has_working_folder():
+        return EnvironmentFault(
+            "the working folder was deleted", hint="change to a folder that exists"
+        )
     place = f": {error.filename}" if error.filename else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return EnvironmentFault(
@@ -188,6 +211,14 @@ def _os_fault(error: OSError) -> EnvironmentFault:
             hint="free some space or choose another folder with --runs; the same command resumes",
         )
     return EnvironmentFault(f"{error.strerror or error}{place}", hint="--debug shows where")
+
+
+def _has_working_folder() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _discard_output() -> None:

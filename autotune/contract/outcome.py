@@ -56,6 +56,8 @@ class RankError:
     """Iterations completed before it, where the phase has iterations."""
     kind: FailureKind | None = None
     """The rank's own classification, where it knows better than the text."""
+    peak_memory: PeakMemory | None = None
+    """Of a rank that ran out of memory, up to then; both peaks are the same number."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

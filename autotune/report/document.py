@@ -2,7 +2,9 @@
 
 Beyond the keys that DESIGN.md fixes it holds ``running``, ``topology``, ``projection`` and
 ``problems``; trials carry ``origin``, ``other_context``, ``outside_space``, ``unsteady``,
-``invalid_s_per_it`` and ``log``; ``best`` carries the verdict's ``reason`` and ``later_trials``,
+``invalid_s_per_it``, ``warmup_s``, ``compile_s`` and ``log``; ``baseline`` and ``best`` carry
+``read_back`` (how far each setting was seen in effect), ``implementations`` and ``unverified``;
+``best`` carries the verdict's ``reason`` and ``later_trials``,
 how many were launched after it.
 
 Before there is a verdict ``best.verdict`` is null: ``best`` is then the fastest complete trial,
@@ -20,7 +22,7 @@ from typing import Any, Final
 from autotune.analysis.launches import LaunchTime, summarise
 from autotune.contract import codec
 from autotune.contract.failures import FailureKind
-from autotune.contract.outcome import Outcome, PeakMemory
+from autotune.contract.outcome import Measurement, Outcome, PeakMemory
 from autotune.store.records import (
     RemeasurementRecord,
     StudyContents,
@@ -161,6 +163,9 @@ def _configuration(contents: StudyContents, trial: TrialRecord | None) -> dict[s
             "s_per_it": None,
             "num_launches": 0,
             "peak_memory_bytes": None,
+            "read_back": {},
+            "implementations": {},
+            "unverified": {},
         }
     launches = contents.launches(trial.number)
     time = summarise(launches)
@@ -182,6 +187,18 @@ def _configuration(contents: StudyContents, trial: TrialRecord | None) -> dict[s
         }
         if peaks
         else None,
+        **_in_effect(launches[0] if launches else None),
+    }
+
+
+def _in_effect(launch: Measurement | None) -> dict[str, Any]:
+    """What was seen in the running engine, and what was passed to it unseen."""
+    if launch is None:
+        return {"read_back": {}, "implementations": {}, "unverified": {}}
+    return {
+        "read_back": {name: back.level for name, back in sorted(launch.read_back.items())},
+        "implementations": launch.implementations,
+        "unverified": launch.notes.get("unverified", {}),
     }
 
 
@@ -200,6 +217,8 @@ def _trial(contents: StudyContents, trial: TrialRecord) -> dict[str, Any]:
         "padding_share": measured.padding_share if measured else None,
         "distinct_shapes": measured.distinct_shapes if measured else None,
         "unsteady": measured.unsteady if measured else None,
+        "warmup_s": measured.warmup_total_s if measured else None,
+        "compile_s": measured.compile_s if measured else None,
         "invalid_s_per_it": failure.measured_s_per_it if failure else None,
         "other_context": not contents.comparable(trial),
         "outside_space": not contents.inside(trial),

@@ -44,7 +44,7 @@ def show(contents: StudyContents, report: Mapping[str, Any], stream: IO[str] | N
 def _line(console: Console, label: str, text: str, style: str = "") -> None:
     from rich.text import Text
 
-    console.print(Text.assemble((f"{label:<10}", "dim"), (words.plain(text), style)))
+    console.print(Text.assemble((f"{label:<9} ", "dim"), (words.plain(text), style)))
 
 
 def _headline(console: Console, contents: StudyContents, report: Mapping[str, Any]) -> None:
@@ -66,6 +66,9 @@ def _headline(console: Console, contents: StudyContents, report: Mapping[str, An
             peaks = (words.bytes_text(memory[key]) for key in ("timed", "worst_case"))
             _line(console, "memory", "peak {} timed, {} worst case".format(*peaks))
     _line(console, "trials", words.counts_text(report["counts"]))
+    shown = best if best["trial"] is not None else baseline
+    for name, value in words.leaves(shown["unverified"]):
+        _line(console, "unverified", f"{name} = {value!r} was passed on and not read back")
     _projection(console, report)
 
 
@@ -116,10 +119,15 @@ def _changed(console: Console, report: Mapping[str, Any]) -> None:
     if report["best"]["trial"] in (None, report["baseline"]["trial"]):
         return
     table = _table(
-        "Changed settings", ("setting", "left"), ("baseline", "right"), ("best", "right")
+        "Changed settings",
+        ("setting", "left"),
+        ("baseline", "right"),
+        ("best", "right"),
+        ("read back", "left"),
     )
+    seen = report["best"]["read_back"]
     for name, old, new in changed_settings(report):
-        _row(table, name, words.value_text(old), words.value_text(new))
+        _row(table, name, words.value_text(old), words.value_text(new), seen.get(name, "–"))
     console.print(table)
 
 
@@ -184,6 +192,9 @@ def _environment(console: Console, report: Mapping[str, Any]) -> None:
     found, topology = report["environment"], report["topology"]
     packages = found.get("packages", {})
     versions = ", ".join(f"{name} {version}" for name, version in packages.items())
+    bound = report["best"]["implementations"] or report["baseline"]["implementations"]
+    if bound:
+        _line(console, "bound", ", ".join(f"{kind}: {name}" for kind, name in bound.items()))
     _line(console, "versions", f"python {found.get('python', '?')}, {versions}")
     gpus = found.get("gpus") or []
     device = gpus[0]["name"] if gpus else found.get("cpu", topology["device"])

@@ -10,7 +10,7 @@ def verdict_lines(report: Mapping[str, Any]) -> tuple[str, ...]:
     """Say what was found; the first line is the answer."""
     best = report["best"]
     lines = _unconfirmed(report) if best["verdict"] is None else _confirmed(report)
-    if best["reason"]:
+    if best["reason"] and not _baseline_failed(report):
         lines = (*lines, str(best["reason"]))
     if best["later_trials"]:
         later = f"{best['later_trials']} trials were launched after this verdict; "
@@ -77,9 +77,11 @@ def _ratio_line(best: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def time_text(seconds: Mapping[str, float] | None) -> str:
-    """``0.770 s/it (0.765 … 0.776)``."""
+    """``0.770 s/it (0.765 … 0.776)``; without the interval where one cycle showed no spread."""
     if seconds is None:
         return "no valid time"
+    if seconds["low"] == seconds["high"]:
+        return f"{seconds['median']:.4g} s/it"
     return f"{seconds['median']:.4g} s/it ({seconds['low']:.4g} … {seconds['high']:.4g})"
 
 
@@ -90,6 +92,17 @@ def value_text(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return str(value)
+
+
+def leaves(settings: Mapping[str, Any], place: str = "") -> tuple[tuple[str, Any], ...]:
+    """Each value of a nested mapping with its path: ``zero_optimization.some_key``."""
+    found: list[tuple[str, Any]] = []
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            found += leaves(value, f"{place}{key}.")
+        else:
+            found.append((f"{place}{key}", value))
+    return tuple(found)
 
 
 def bytes_text(count: int | None) -> str:

@@ -125,6 +125,7 @@ def _from_error(folder: AttemptFolder, rank: int, error: RankError) -> Failure:
         rank=rank,
         phase=error.phase,
         iteration=error.iteration,
+        peak_memory=error.peak_memory,
         detail=error.traceback or log_tail(folder.log_file(rank)),
     )
 

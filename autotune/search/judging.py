@@ -246,9 +246,9 @@ def _outcome(
     measurement: Measurement | None = None,
     failure: Failure | None = None,
 ) -> Outcome:
-    useful = 0.0
-    if measurement is not None:
-        useful = measurement.warmup_total_s + measurement.window_s
+    # A configuration may have been timed whole and fail all the same.
+    timed = [record.measurement for record in records if record.measurement is not None]
+    useful = max((math.fsum(one.warmup_s) + one.window_s for one in timed), default=0.0)
     phases: dict[str, float] = {}
     for record in records:
         for phase, seconds in record.phase_s.items():
@@ -261,6 +261,6 @@ def _outcome(
         submitted_at=status.submitted_at,
         wall_s=status.wall_s,
         overhead_s=max(0.0, status.wall_s - useful),
-        timed_s=measurement.window_s if measurement is not None else 0.0,
+        timed_s=max((one.window_s for one in timed), default=0.0),
         phase_s=phases,
     )

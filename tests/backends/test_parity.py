@@ -78,6 +78,8 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"forward_prefetch": 2, "backward_prefetch": 3},
         {"workload.max_tokens": 150, "workload.batching": "sorted"},
     ),
+    # One unit: only the root is left to look ahead.
+    ("fsdp2", {"layers_per_unit": 4, "forward_prefetch": 1}, {"workload.micro_batch": 4}),
 ]
 
 

@@ -178,3 +178,37 @@ def test_a_terminal_without_the_signs_still_gets_the_text(tmp_path):
         text=True,
     )
     assert (done.returncode, done.stdout) == (0, "1.68\\xd7 \\xb1 1 %\n")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_error_and_their_numbers_are_not_given_to_files(closed, tmp_path):
+    code = "import os, sys; from autotune.cli.main import main; code = main(['--help']); " + (
+        "file = open('kept', 'w'); sys.exit(code if file.fileno() > 2 else 99)"
+    )
+    done = subprocess.run(
+        ["bash", "-c", f'"$0" -c "$1" {closed}', sys.executable, code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ("Usage" in done.stdout) == (">&-" not in closed.replace("2>&-", ""))
+
+
+def test_a_deleted_working_folder_is_named_as_the_cause(tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    code = (
+        "import os; os.rmdir(os.getcwd()); from autotune.cli.main import main; "
+        "raise SystemExit(main(['search', '--space', 'zero3.yaml', '--dry-run']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        cwd=gone,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 3
+    assert "the working folder was deleted" in done.stderr

@@ -115,6 +115,8 @@ def test_a_confirmed_best(study: StudyBuilder) -> None:
     assert made["best"]["peak_memory_bytes"] == {"timed": 2 * GIB, "worst_case": 3 * GIB}
     assert [again["role"] for again in made["remeasurements"]][:2] == ["baseline", "finalist"]
     assert made["trials"][1]["s_per_it"] == 0.50
+    assert made["trials"][1]["warmup_s"] == pytest.approx(5 * 0.50)
+    assert made["trials"][1]["compile_s"] == pytest.approx(0.50)
     assert made["trials"][1]["kind"] is None
     assert made["trials"][1]["peak_memory_bytes"] == 3 * GIB
 

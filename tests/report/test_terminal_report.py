@@ -31,7 +31,7 @@ def test_a_faster_configuration(study: StudyBuilder) -> None:
     text = shown(study)
     assert "Trial 1 is 1.60× as fast as your baseline (95 % interval 1.55 … 1.65)." in text
     row = next(line for line in text.splitlines() if "zero3.reduce_bucket_size" in line)
-    assert row.split() == ["zero3.reduce_bucket_size", "500,000,000", "12,345,678"]
+    assert row.split() == ["zero3.reduce_bucket_size", "500,000,000", "12,345,678", "live"]
     assert "zero3.stage3_prefetch_bucket_size" not in text
     assert "2 measured" in text
     assert "torch 2.13.0" in text
@@ -40,6 +40,25 @@ def test_a_faster_configuration(study: StudyBuilder) -> None:
     assert changed_settings(build(contents)) == (
         ("zero3.reduce_bucket_size", 500_000_000, 12_345_678),
     )
+
+
+def test_unverified_keys_and_bound_layers_are_shown(study: StudyBuilder) -> None:
+    """BUG-008: what was passed through is marked, in words and in the document."""
+    notes = {"unverified": {"zero_optimization": {"some_key": 1}}}
+    study.trial(measured(0.8, notes=notes))
+    text = shown(study)
+    assert "zero_optimization.some_key = 1 was passed on and not read back" in text
+    assert "attention: sdpa" in text
+    baseline = build(read_study(study.folder))["baseline"]
+    assert baseline["unverified"] == {"zero_optimization": {"some_key": 1}}
+    assert baseline["read_back"] == {"zero3.reduce_bucket_size": "live"}
+    assert baseline["implementations"] == {"attention": "sdpa"}
+
+
+def test_a_time_without_a_spread_claims_none(study: StudyBuilder) -> None:
+    study.trial(measured(0.8, low=0.8, high=0.8))
+    line = next(line for line in shown(study).splitlines() if line.startswith("baseline"))
+    assert line.split(": ")[1] == "0.8 s/it"
 
 
 def test_no_gain_is_said_plainly(study: StudyBuilder) -> None:
@@ -63,10 +82,11 @@ def test_failures_come_with_counts_a_log_and_the_next_step(study: StudyBuilder) 
     study.trial(failed("oom_device", "CUDA out of memory on rank 1", rank=1))
     study.trial(failed("oom_device", "another one"))
     study.trial(failed("crash", "ModuleNotFoundError: No module named 'fla'"))
-    study.verdict("none_feasible", None)
+    study.verdict("none_feasible", None, reason="the baseline failed: CUDA out of memory on rank 1")
     text = shown(study)
     assert "No valid configuration was found." in text
     assert "The baseline itself failed (oom_device): CUDA out of memory on rank 1" in text
+    assert "the baseline failed: CUDA" not in text  # once is enough
     assert str(study.folder.attempt("trial", 0, 0).log_file(1)) in text
     assert str(study.folder.attempt("trial", 2, 0).log_file(0)) in text
     assert "micro_batch" in text

@@ -139,6 +139,10 @@ def test_the_rank_that_failed_first_says_why(fault: str, kind: str, tmp_path: Pa
     assert first.error.kind == "infra"
     assert second.error.at <= first.error.at
     assert "Traceback" in second.error.traceback
+    peak = second.error.peak_memory
+    assert (peak is not None) is (kind == "oom_host")
+    if peak is not None:
+        assert 0 < peak.timed == peak.worst_case < peak.limit
 
 
 def test_the_engines_refusal_is_incompatible(tmp_path: Path) -> None:
