@@ -13,6 +13,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -134,7 +135,7 @@ def _open_missing_streams() -> None:
                 os.dup2(nothing, number)
                 os.close(nothing)
         if getattr(sys, name) is None:
-            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - it stays open
 
 
 def _take_debug(words: list[str]) -> bool:
@@ -215,7 +216,7 @@ def _os_fault(error: OSError) -> EnvironmentFault:
 
 def _has_working_folder() -> bool:
     try:
-        os.getcwd()
+        Path.cwd()
     except FileNotFoundError:
         return False
     return True
