@@ -6,6 +6,7 @@ typer. Exit codes are those of :mod:`autotune.errors`.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import io
@@ -113,10 +114,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _run(words)
         sys.stdout.flush()
     except BrokenPipeError:
-        _discard_output()
-        return 0
+        code = 0
     except (Exception, KeyboardInterrupt) as error:
-        return _report(error, debug=debug)
+        with contextlib.suppress(OSError):  # nobody is left to be told
+            code = error.exit_code if isinstance(error, AutotuneError) else 1
+            code = _report(error, debug=debug)
+    _let_go_of_dead_streams()
     return code
 
 
@@ -135,7 +138,7 @@ def _open_missing_streams() -> None:
                 os.dup2(nothing, number)
                 os.close(nothing)
         if getattr(sys, name) is None:
-            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - it stays open
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
 
 
 def _take_debug(words: list[str]) -> bool:
@@ -222,8 +225,12 @@ def _has_working_folder() -> bool:
     return True
 
 
-def _discard_output() -> None:
-    """Point standard output at nothing, so that the interpreter's last flush stays quiet."""
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, sys.stdout.fileno())
-    os.close(nothing)
+def _let_go_of_dead_streams() -> None:
+    """Point output that nobody takes at nothing, so that the interpreter's last flush is quiet."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nothing, stream.fileno())
+            os.close(nothing)
