@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import time
+from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TextIO
 
+from autotune.errors import InterruptedSearch
 from autotune.search.events import (
     ConfirmationStarted,
     Event,
@@ -44,6 +48,21 @@ def make_display(stream: TextIO) -> Display:
     return LiveDisplay(stream) if stream.isatty() else PlainDisplay(stream)
 
 
+_GONE: Final = (errno.EPIPE, errno.EIO)
+"""What writing says when the pipe's reader has ended, or the terminal was closed."""
+
+
+@contextlib.contextmanager
+def _reader_may_leave() -> Iterator[None]:
+    """Stop the search when nobody sees it any more: it spends the time of devices."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise
+        raise InterruptedSearch("nobody reads the output any more") from error
+
+
 class PlainDisplay:
     """One line an event that a log should hold."""
 
@@ -62,8 +81,9 @@ class PlainDisplay:
         return None
 
     def __call__(self, event: Event) -> None:
-        for line in lines_of(event):
-            print(line, file=self._stream, flush=True)
+        with _reader_may_leave():
+            for line in lines_of(event):
+                print(line, file=self._stream, flush=True)
 
 
 class LiveDisplay:
@@ -93,7 +113,11 @@ class LiveDisplay:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._live.stop()
+        try:
+            self._live.stop()
+        except OSError as gone:
+            if gone.errno not in _GONE:
+                raise
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, SearchStarted):
@@ -106,8 +130,9 @@ class LiveDisplay:
             self._launch = None
         elif isinstance(event, Progress):
             self._progress = event
-        for line in lines_of(event):
-            self._live.console.print(line, markup=False)
+        with _reader_may_leave():
+            for line in lines_of(event):
+                self._live.console.print(line, markup=False)
 
     def _panel(self) -> Table:
         from rich.table import Table

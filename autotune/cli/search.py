@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -99,7 +100,8 @@ def _run(request: SearchRequest, *, as_json: bool) -> None:
         except AutotuneError as error:
             # Whoever asked for JSON gets the document of what there is; the error goes to stderr.
             if as_json and error.exit_code in (1, 130):
-                _print_document(request, study_name(request))
+                with contextlib.suppress(BrokenPipeError):  # the error is what counts
+                    _print_document(request, study_name(request))
             raise
     if as_json:
         _print_document(request, result.contents.study.name)

@@ -140,6 +140,8 @@ def _enter(
         recorder.save_study(begin(prepared))
         if stale:
             store.replace(recorder.contents())
+            text = "an earlier study of this name, whose folder is gone, was replaced"
+            events(Message(text=text, level="warning"))
     for problem in recorder.problems:
         events(Message(text=problem, level="warning"))
     projection.open(recorder.contents(), anew=not resumed)

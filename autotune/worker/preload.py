@@ -6,10 +6,8 @@ module that is missing is reported, never fatal: the rank meets the same error w
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -17,8 +15,11 @@ from typing import Final
 from autotune import registry
 from autotune.contract import processes
 
-MAX_NVML_OPENINGS: Final = 64
-"""More than any library leaves; NVML counts them, and ends its thread with the last."""
+HARMLESS_THREADS: Final = ("cuda",)
+"""Starts of names of threads that hold no lock a rank needs. The driver names NVML's own thread
+so: torch counts devices through NVML (``torch/cuda/__init__.py``, ``_raw_device_count_nvml``)
+and leaves it open, and ``nvmlShutdown`` does not end the thread. Ranks forked beside it ran NCCL,
+FSDP2 and ZeRO-3 (two H200, driver 580)."""
 COMMON: Final = (
     "torch",
     "torch.distributed",
@@ -92,24 +93,10 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:300]
 
 
-def end_library_threads() -> None:
-    """End the thread of NVML, which torch opens and leaves open to count the devices.
-
-    ``torch/cuda/__init__.py``, ``_raw_device_count_nvml``. A rank that asks opens it anew.
-    """
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
-    except OSError:  # not loaded
-        return
-    for _ in range(MAX_NVML_OPENINGS):
-        if nvml.nvmlShutdown() != 0:  # every opening is closed
-            return
-
-
 def why_no_fork() -> str | None:
     """Return why a child of this process could hang or fail; ``None`` if it is sound."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return "an import has created a CUDA context"
-    names = processes.other_threads()
+    names = [n for n in processes.other_threads() if not n.startswith(HARMLESS_THREADS)]
     return f"an import has left threads ({', '.join(names)})" if names else None

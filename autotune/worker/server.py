@@ -226,7 +226,6 @@ def _make_ready(options: argparse.Namespace) -> Ready:
         names, missing = preload.modules_for(options.backend, options.module)
         count, failed = preload.preload(names)
         missing |= failed
-        preload.end_library_threads()
     return Ready(
         pid=os.getpid(),
         import_s=time.monotonic() - started,
