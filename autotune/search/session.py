@@ -96,7 +96,7 @@ def _search(
             _enter(prepared, recorder, runner, store, projection, events)
             loop = Loop(
                 settings=LoopSettings(
-                    trials=prepared.trials, anchors=request.anchors, early_stop=request.early_stop
+                    trials=prepared.trials, anchors=prepared.anchors, early_stop=request.early_stop
                 ),
                 planner=prepared.planner,
                 recorder=recorder,
