@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import time
+from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self, TextIO
+from typing import TYPE_CHECKING, Final, Protocol, Self, TextIO
 
 from autotune.cli.event_lines import best_text, launch_name, lines_of
 from autotune.contract.duration import duration_text
+from autotune.errors import InterruptedSearch
 from autotune.search.events import (
     ConfirmationStarted,
     Event,
@@ -43,6 +47,21 @@ def make_display(stream: TextIO) -> Display:
     return LiveDisplay(stream) if stream.isatty() else PlainDisplay(stream)
 
 
+_GONE: Final = (errno.EPIPE, errno.EIO)
+"""What writing says when the pipe's reader has ended, or the terminal was closed."""
+
+
+@contextlib.contextmanager
+def _reader_may_leave() -> Iterator[None]:
+    """Stop the search when nobody sees it any more: it spends the time of devices."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise
+        raise InterruptedSearch("nobody reads the output any more") from error
+
+
 class PlainDisplay:
     """Lines as things happen."""
 
@@ -61,8 +80,9 @@ class PlainDisplay:
         return None
 
     def __call__(self, event: Event) -> None:
-        for line in lines_of(event):
-            print(line, file=self._stream, flush=True)
+        with _reader_may_leave():
+            for line in lines_of(event):
+                print(line, file=self._stream, flush=True)
 
 
 class Panel:
@@ -112,7 +132,8 @@ class Panel:
 
     def _seconds_left(self, now: float) -> float | None:
         if self._confirming is None:
-            return None if self._progress is None else self._progress.seconds_left
+            left = None if self._progress is None else self._progress.seconds_left
+            return left or None
         if not self._relaunched:
             return None
         each = (now - self._confirming_since) / self._relaunched
@@ -143,15 +164,20 @@ class LiveDisplay:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._live.stop()
+        try:
+            self._live.stop()
+        except OSError as gone:
+            if gone.errno not in _GONE:
+                raise
 
     def __call__(self, event: Event) -> None:
         self._panel.see(event)
         if isinstance(event, Progress):
             return
         console = self._live.console
-        for line in lines_of(event, console.width):
-            console.print(line, markup=False)
+        with _reader_may_leave():
+            for line in lines_of(event, console.width):
+                console.print(line, markup=False)
 
     def _table(self) -> Table:
         from rich.table import Table

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -100,7 +102,8 @@ def _run(request: SearchRequest, *, as_json: bool) -> None:
         except AutotuneError as error:
             # Whoever asked for JSON gets the document of what there is; the error goes to stderr.
             if as_json and error.exit_code in (1, 130):
-                _print_document(request, study_name(request))
+                with contextlib.suppress(BrokenPipeError):  # the error is what counts
+                    _print_document(request, study_name(request))
             raise
     name = result.contents.study.name
     if as_json:
@@ -153,6 +156,14 @@ def _resume_words(
 
 
 def _program() -> list[str]:
-    """How the program was called."""
-    by_module = Path(sys.argv[0]).name == "__main__.py"
-    return ["python", "-m", "autotune"] if by_module else ["autotune"]
+    """The words that call the program here: its path where PATH does not find this one."""
+    called = Path(sys.argv[0])
+    if called.name == "__main__.py":
+        return [_found("python", Path(sys.executable)), "-m", "autotune"]
+    return [_found("autotune", called) if called.name == "autotune" else "autotune"]
+
+
+def _found(name: str, program: Path) -> str:
+    found = shutil.which(name)
+    same = found is not None and Path(found).absolute() == program.absolute()
+    return name if same else str(program)

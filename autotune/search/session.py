@@ -97,7 +97,7 @@ def _search(
             _enter(prepared, recorder, runner, store, projection, events)
             loop = Loop(
                 settings=LoopSettings(
-                    trials=prepared.trials, anchors=request.anchors, early_stop=request.early_stop
+                    trials=prepared.trials, anchors=prepared.anchors, early_stop=request.early_stop
                 ),
                 planner=prepared.planner,
                 recorder=recorder,
@@ -141,6 +141,8 @@ def _enter(
         recorder.save_study(begin(prepared))
         if stale:
             store.replace(recorder.contents())
+            text = "an earlier study of this name, whose folder is gone, was replaced"
+            events(Message(text=text, level="warning"))
     for problem in recorder.problems:
         events(Message(text=problem, level="warning"))
     projection.open(recorder.contents(), anew=not resumed)
