@@ -302,6 +302,7 @@ class Loop:
         return Progress(
             counted=counted,
             trials=self._settings.trials,
+            baseline_trial=base.number if base else None,
             baseline_s_per_it=history.s_per_it(contents, base.number) if base else None,
             best_trial=ranked[0].number if ranked else None,
             best_s_per_it=history.s_per_it(contents, ranked[0].number) if ranked else None,

@@ -7,7 +7,6 @@ import dataclasses
 import importlib.util
 import re
 import shutil
-from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -193,18 +192,3 @@ def _notes(space: SearchSpace, devices: Devices, topology: Topology) -> tuple[st
             "the times say nothing about a GPU"
         )
     return tuple(notes)
-
-
-def plain_params(params: Mapping[str, Any]) -> str:
-    """Parameters on one line, as a space file would write them."""
-    return ", ".join(f"{name}={_shown(value)}" for name, value in params.items()) or "(none)"
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if value is None:
-        return "null"
-    if isinstance(value, int):
-        return f"{value:_}"
-    return f"{value:g}" if isinstance(value, float) else str(value)
