@@ -6,6 +6,7 @@ typer. Exit codes are those of :mod:`autotune.errors`.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import io
@@ -13,6 +14,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -112,10 +114,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _run(words)
         sys.stdout.flush()
     except BrokenPipeError:
-        _discard_output()
-        return 0
+        code = 0
     except (Exception, KeyboardInterrupt) as error:
-        return _report(error, debug=debug)
+        with contextlib.suppress(OSError):  # nobody is left to be told
+            code = error.exit_code if isinstance(error, AutotuneError) else 1
+            code = _report(error, debug=debug)
+    _let_go_of_dead_streams()
     return code
 
 
@@ -134,7 +138,7 @@ def _open_missing_streams() -> None:
                 os.dup2(nothing, number)
                 os.close(nothing)
         if getattr(sys, name) is None:
-            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
 
 
 def _take_debug(words: list[str]) -> bool:
@@ -215,14 +219,18 @@ def _os_fault(error: OSError) -> EnvironmentFault:
 
 def _has_working_folder() -> bool:
     try:
-        os.getcwd()
+        Path.cwd()
     except FileNotFoundError:
         return False
     return True
 
 
-def _discard_output() -> None:
-    """Point standard output at nothing, so that the interpreter's last flush stays quiet."""
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, sys.stdout.fileno())
-    os.close(nothing)
+def _let_go_of_dead_streams() -> None:
+    """Point output that nobody takes at nothing, so that the interpreter's last flush is quiet."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nothing, stream.fileno())
+            os.close(nothing)

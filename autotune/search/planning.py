@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -130,6 +131,11 @@ class Planner:
             deadlines=deadlines(self.space.search.max_trial_time_s),
             memory_margin_share=self.space.search.memory_margin_share,
         )
+
+    @functools.cached_property
+    def baseline_params(self) -> dict[str, Any]:
+        """The tuned parameters as the baseline has them."""
+        return self.space.params_of(self.space.baseline_config())
 
     def refusal(self, config: Config) -> Refusal | None:
         """Why ``config`` is known not to run here, without a launch; ``None`` if it may."""

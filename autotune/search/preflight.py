@@ -7,7 +7,7 @@ import dataclasses
 import importlib.util
 import re
 import shutil
-from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,8 +16,11 @@ from autotune.contract import hostmemory
 from autotune.contract.folder import StudyFolder, check_study_name
 from autotune.contract.plan import Topology, Workload
 from autotune.errors import EnvironmentFault, InputError, NothingFeasibleError
+from autotune.knobs.known_bad import KNOWN_BAD
 from autotune.search import disk
+from autotune.search.anchors import Anchor, find_anchors
 from autotune.search.devices import Devices, find_topology, visible_devices
+from autotune.search.earlier import earlier_bests
 from autotune.search.planning import Planner
 from autotune.search.proposals import Exhausted, look_around, sampler_name
 from autotune.search.request import SearchRequest
@@ -50,6 +53,7 @@ class Prepared:
     sampler: str
     trials: int
     planner: Planner
+    anchors: tuple[Anchor, ...]
     notes: tuple[str, ...]
     """What the user should know before it starts."""
 
@@ -89,6 +93,7 @@ def prepare(request: SearchRequest, *, staging: Path) -> Prepared:
     _check_baseline(space, planner)
     few = _check_rest(space, planner)
     _check_memory(workload, topology, devices)
+    earlier = earlier_bests(request.runs, but=folder.name, workload=workload, topology=topology)
     return Prepared(
         folder=folder,
         space=space,
@@ -100,6 +105,7 @@ def prepare(request: SearchRequest, *, staging: Path) -> Prepared:
         sampler=sampler,
         trials=trials,
         planner=planner,
+        anchors=find_anchors(space, workload, earlier) if request.anchors else (),
         notes=(*_notes(space, devices, topology), *few),
     )
 
@@ -191,6 +197,20 @@ def _check_packages(space: SearchSpace) -> None:
                     f"the package {package}, which {backend} needs, is not installed",
                     hint=f"pip install {package} into the environment that runs autotune",
                 )
+        for bad in KNOWN_BAD:
+            if bad.backend == backend and _public_version(bad.package) == bad.version:
+                raise EnvironmentFault(
+                    f"{bad.package} {bad.version} cannot be used with {backend}: {bad.reason}",
+                    hint=f"pip install --upgrade {bad.package}",
+                )
+
+
+def _public_version(package: str) -> str | None:
+    """The installed version without its local label."""
+    try:
+        return metadata.version(package).partition("+")[0]
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _notes(space: SearchSpace, devices: Devices, topology: Topology) -> tuple[str, ...]:
@@ -208,18 +228,3 @@ def _notes(space: SearchSpace, devices: Devices, topology: Topology) -> tuple[st
             "the times say nothing about a GPU"
         )
     return tuple(notes)
-
-
-def plain_params(params: Mapping[str, Any]) -> str:
-    """Parameters on one line, as a space file would write them."""
-    return ", ".join(f"{name}={_shown(value)}" for name, value in params.items()) or "(none)"
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if value is None:
-        return "null"
-    if isinstance(value, int):
-        return f"{value:_}"
-    return f"{value:g}" if isinstance(value, float) else str(value)

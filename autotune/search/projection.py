@@ -12,6 +12,8 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from sqlalchemy.exc import DBAPIError
+
 from autotune.contract.outcome import Outcome
 from autotune.errors import EnvironmentFault, InputError
 from autotune.search.events import EventSink, Message
@@ -19,6 +21,7 @@ from autotune.space.canonical import label
 from autotune.space.domains import MAX_EXACT_INT
 from autotune.space.model import Choices, Param
 from autotune.space.search_space import SearchSpace
+from autotune.store import connection
 from autotune.store.records import StudyContents, TrialRecord
 
 if TYPE_CHECKING:
@@ -63,6 +66,9 @@ class Projection:
             storage = optuna.storages.RDBStorage(self._url)
             names = {study.study_name: study for study in storage.get_all_studies()}
         except Exception as error:
+            if isinstance(error.__cause__, DBAPIError):
+                shown = connection.parse(self._url).render_as_string(hide_password=True)
+                raise connection.explain(error.__cause__, shown) from error
             raise EnvironmentFault(
                 f"Optuna cannot use the storage: {_first_line(error)}",
                 hint="choose another --storage, or upgrade it with 'optuna storage upgrade'",
@@ -235,7 +241,8 @@ class Projection:
         except Exception as error:
             if not self._broken:
                 self._broken = True
-                text = f"the Optuna study for dashboards is behind: {_first_line(error)}"
+                why = error.__cause__ if isinstance(error.__cause__, DBAPIError) else error
+                text = f"the Optuna study for dashboards is behind: {_first_line(why)}"
                 self._events(Message(text=text, level="warning"))
 
 
@@ -259,6 +266,6 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

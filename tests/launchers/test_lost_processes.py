@@ -9,8 +9,16 @@ import sys
 
 import psutil
 import pytest
-from conftest import open_bench
-from launching import HERE, WAIT_S, is_running, make_attempt, make_plan, read_pid, wait_for
+from launching import (
+    HERE,
+    WAIT_S,
+    is_running,
+    make_attempt,
+    make_plan,
+    open_bench,
+    read_pid,
+    wait_for,
+)
 
 from autotune.contract.folder import StudyFolder
 from autotune.errors import EnvironmentFault

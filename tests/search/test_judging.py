@@ -269,9 +269,12 @@ def test_gradient_norm_is_compared_with_the_baselines(plan: Plan, folder: Attemp
     assert kind(judge(compared, folder, status())) == "numerics"
 
 
-def test_ranks_must_agree_on_the_loss(plan: Plan, folder: AttemptFolder) -> None:
+def test_ranks_must_agree_on_loss_and_norm(plan: Plan, folder: AttemptFolder) -> None:
     other = (CheckPoint(loss=6.1, grad_norm=0.9), *CHECKS[1:])
     write(folder, plan, Act(), Act(checks=other))
+    assert kind(judge(plan, folder, status())) == "numerics"
+    norms = tuple(CheckPoint(loss=c.loss, grad_norm=c.grad_norm * 1.01) for c in CHECKS)
+    write(folder, plan, Act(), Act(checks=norms))
     assert kind(judge(plan, folder, status())) == "numerics"
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -147,9 +149,27 @@ def test_deleted_folder_begins_anew(bench: Bench) -> None:
     bench.search(by_micro_batch, trials=4)
     shutil.rmtree(bench.runs / "s")
     result = bench.search(by_micro_batch, trials=3)
+    assert "whose folder is gone, was replaced" in bench.messages()
     assert len(result.contents.trials) == 3
     shown = optuna.load_study(study_name="s", storage=f"sqlite:///{bench.runs}/autotune.db")
     assert len(shown.trials) == 3
+
+
+def test_damage_in_optunas_tables_is_called_damage(bench: Bench) -> None:
+    bench.search(by_micro_batch, trials=2)
+    file = bench.runs / "autotune.db"
+    with contextlib.closing(sqlite3.connect(file)) as database:
+        query = "select rootpage from sqlite_master where name = 'studies'"
+        (page,) = database.execute(query).fetchone()
+        (size,) = database.execute("pragma page_size").fetchone()
+    with file.open("r+b") as raw:
+        raw.seek((page - 1) * size)
+        raw.write(b"\xff" * size)
+    with pytest.raises(EnvironmentFault, match="damaged") as caught:
+        bench.search(by_micro_batch, trials=3)
+    assert "autotune import" in (caught.value.hint or "")
+    file.unlink()
+    assert history.counted(bench.search(by_micro_batch, trials=3).contents) == 3
 
 
 def test_one_coordinator_a_study(bench: Bench) -> None:
