@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
 from itertools import combinations
 from typing import Final
-
-from autotune.analysis import students_t
 
 _SHAMOS: Final = 1.0483
 """Makes the median pairwise distance estimate the standard deviation of normal data; times
@@ -38,40 +35,6 @@ def launch_spread(times: Sequence[float]) -> float | None:
     distances = [abs(a - b) for a, b in combinations(logs, 2)]
     correction = _SHAMOS * len(logs) / (len(logs) + 0.5)
     return math.expm1(correction * statistics.median(distances))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LaunchSummary:
-    """s/it of one configuration over its launches."""
-
-    median: float
-    low: float
-    high: float
-    """95 % interval over launches."""
-    mean: float
-
-
-def summarise(times: Sequence[float]) -> LaunchSummary | None:
-    """Return median, mean and 95 % interval over at least two launches, else ``None``.
-
-    The interval is Student's t on the logarithms; it is widened to hold the median where one
-    odd launch would put the median outside.
-
-    Raises:
-        ValueError: No time, or one that is not positive and finite.
-    """
-    logs = _logs(times)
-    if len(logs) < 2:
-        return None
-    centre = statistics.fmean(logs)
-    half = students_t.quantile(0.975, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
-    median = statistics.median(times)
-    return LaunchSummary(
-        median=median,
-        low=min(math.exp(centre - half), median),
-        high=max(math.exp(centre + half), median),
-        mean=statistics.fmean(times),
-    )
 
 
 def _logs(times: Sequence[float]) -> list[float]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from autotune import registry
 from autotune.contract.outcome import ReadBackLevel
 from autotune.contract.plan import Plan, Topology, Workload
 from autotune.knobs.knob import Knob
@@ -95,6 +96,16 @@ class Backend(Protocol):
         Raises:
             IncompatibleConfigError: the engine refuses the configuration.
         """
+
+
+def backend_of(name: str) -> Backend:
+    """Return the backend registered as ``name``.
+
+    Raises:
+        InputError: There is none.
+        EnvironmentFault: Its adapter cannot be imported.
+    """
+    return cast("Backend", registry.load("backends", name)())
 
 
 class IncompatibleConfigError(Exception):

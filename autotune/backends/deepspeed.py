@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from autotune.backends.base import IncompatibleConfigError
 from autotune.contract.plan import Plan, Precision, Topology, Workload
-from autotune.knobs.knob import Knob
+from autotune.knobs.zero3 import KNOBS
 
 if TYPE_CHECKING:
     from autotune.backends.base import Engine, RankContext
@@ -92,13 +92,8 @@ class Zero3Backend:
     """DeepSpeed ZeRO stage 3."""
 
     name = "zero3"
+    knobs = KNOBS
     preload = PRELOAD
-
-    @property
-    def knobs(self) -> tuple[Knob, ...]:
-        from autotune.knobs.zero3 import KNOBS
-
-        return KNOBS
 
     def validate(
         self, config: Mapping[str, Any], workload: Workload, topology: Topology

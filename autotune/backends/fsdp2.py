@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from autotune.contract.plan import Plan, Precision, Topology, Workload
-from autotune.knobs.knob import Knob
+from autotune.knobs.fsdp2 import KNOBS
 
 if TYPE_CHECKING:
     from autotune.backends.base import Engine, RankContext
@@ -46,13 +46,8 @@ class Fsdp2Backend:
     """Fully sharded data parallel with per-parameter sharding."""
 
     name = "fsdp2"
+    knobs = KNOBS
     preload = PRELOAD
-
-    @property
-    def knobs(self) -> tuple[Knob, ...]:
-        from autotune.knobs.fsdp2 import KNOBS
-
-        return KNOBS
 
     def validate(
         self, config: Mapping[str, Any], workload: Workload, topology: Topology
@@ -120,7 +115,6 @@ class Fsdp2Backend:
                 "fused": plan.topology.device == "cuda",
             },
             "gradient_clipping": optimizer.gradient_clipping,
-            "unverified": dict(plan.unverified.get(self.name) or {}),
         }
 
     def build(self, plan: Plan, rank: RankContext) -> Engine:

@@ -80,7 +80,7 @@ class Zero3Engine:
         }
         unverified = Zero3Backend.unverified(self._plan)
         if unverified:
-            notes["unverified"] = {"not_read_back": unverified}
+            notes["unverified"] = unverified
         return notes
 
     def close(self) -> None:

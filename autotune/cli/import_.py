@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
 def import_(
     runs_dir: Annotated[
-        Path | None, typer.Argument(metavar="[RUNS_DIR]", help="Folder of studies.")
+        Path | None, typer.Argument(metavar="RUNS_DIR", help="Folder of studies.")
     ] = None,
     runs: Annotated[
         Path | None, typer.Option("--runs", metavar="DIR", help="The same as the argument.")

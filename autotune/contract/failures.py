@@ -1,8 +1,9 @@
-"""The kinds of failure: what they are called, whether they teach, whether they are retried."""
+"""The kinds of failure: what they are called, what follows from each, what to try next."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Final, Literal, get_args
 
 FailureKind = Literal[
@@ -36,39 +37,83 @@ class FailurePolicy:
     max_retries: int
     """How often the same configuration is launched again before the failure stands."""
 
-    meaning: str
-    """One line for people."""
+    next_step: str
+    """What to try after it, for people."""
 
 
 POLICIES: Final[dict[FailureKind, FailurePolicy]] = {
     "oom_device": FailurePolicy(
-        teaches=True, counts=True, max_retries=0, meaning="device memory was not enough"
+        teaches=True,
+        counts=True,
+        max_retries=0,
+        next_step="tune micro_batch (or max_tokens) down to 1 row, set "
+        "activation_checkpointing: full, lower stage3_max_live_parameters and "
+        "reduce_bucket_size, or use more devices",
     ),
     "oom_host": FailurePolicy(
-        teaches=True, counts=True, max_retries=0, meaning="host memory was not enough"
+        teaches=True,
+        counts=True,
+        max_retries=0,
+        next_step="use fewer processes a node, a smaller micro_batch or reduce_bucket_size, "
+        "or free some memory",
     ),
     "incompatible": FailurePolicy(
-        teaches=True, counts=True, max_retries=0, meaning="the engine refuses the configuration"
+        teaches=True,
+        counts=True,
+        max_retries=0,
+        next_step="take the refused value out of params, or install the version that knows it",
     ),
     "numerics": FailurePolicy(
-        teaches=True, counts=True, max_retries=0, meaning="the numbers were wrong"
+        teaches=True,
+        counts=True,
+        max_retries=0,
+        next_step="do not use this configuration; if the baseline fails too, try precision: "
+        "fp32 and look at learning rate and data",
     ),
     "not_in_effect": FailurePolicy(
-        teaches=True, counts=True, max_retries=0, meaning="the configuration was not in effect"
+        teaches=True,
+        counts=True,
+        max_retries=0,
+        next_step="the engine ignored a value: fix its name or value, or install what it needs",
     ),
     "hang": FailurePolicy(
-        teaches=True, counts=True, max_retries=1, meaning="a phase made no progress"
+        teaches=True,
+        counts=True,
+        max_retries=1,
+        next_step="read the log of the rank that stopped; check network and NCCL settings",
     ),
     "timeout": FailurePolicy(
-        teaches=True, counts=True, max_retries=1, meaning="the trial passed its time limit"
+        teaches=True,
+        counts=True,
+        max_retries=1,
+        next_step="raise search.max_trial_time, or shorten the work: "
+        "workload.data.max_length, workload.global_batch",
     ),
     "crash": FailurePolicy(
-        teaches=False, counts=True, max_retries=1, meaning="a process ended with an error"
+        teaches=False,
+        counts=True,
+        max_retries=1,
+        next_step="read the log: the traceback of the first rank that failed is at its end",
     ),
     "infra": FailurePolicy(
-        teaches=False, counts=False, max_retries=3, meaning="the machine or the network failed"
+        teaches=False,
+        counts=False,
+        max_retries=3,
+        next_step="check nodes, network, scheduler and free disk space",
     ),
     "interrupted": FailurePolicy(
-        teaches=False, counts=False, max_retries=0, meaning="the search was stopped"
+        teaches=False,
+        counts=False,
+        max_retries=0,
+        next_step="the same command goes on where it stopped",
     ),
 }
+
+_MISSING: Final = re.compile(r"No module named|ModuleNotFoundError|ImportError|cannot import name")
+
+
+def next_step(kind: FailureKind, reason: str) -> str:
+    """Return what to try after a failure of ``kind`` with this ``reason``."""
+    if _MISSING.search(reason):
+        return "install the missing package into the environment that runs autotune"
+    return POLICIES[kind].next_step

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -101,13 +100,6 @@ class AttemptFolder:
     def write_outcome(self, outcome: Outcome) -> None:
         jsonfile.write_json(self.outcome_file, codec.to_json(outcome))
 
-    def read_outcome(self) -> Outcome | None:
-        """Return the outcome, or ``None`` for an attempt that was never judged."""
-        if not self.outcome_file.exists():
-            return None
-        data = jsonfile.read_json(self.outcome_file)
-        return codec.from_json(Outcome, data, where=str(self.outcome_file))
-
 
 @dataclasses.dataclass(frozen=True)
 class StudyFolder:
@@ -143,12 +135,3 @@ class StudyFolder:
     def attempt(self, purpose: Purpose, number: int, attempt: int) -> AttemptFolder:
         """The folder of one launch (not created)."""
         return AttemptFolder(self.path / _FOLDERS[purpose] / f"{number:05d}" / f"attempt-{attempt}")
-
-    def attempts(self, purpose: Purpose) -> Iterator[tuple[int, int, AttemptFolder]]:
-        """All launches on disk as (number, attempt, folder), in order."""
-        found: list[tuple[int, int, AttemptFolder]] = []
-        for path in (self.path / _FOLDERS[purpose]).glob("*/attempt-*"):
-            number, attempt = path.parent.name, path.name.removeprefix("attempt-")
-            if number.isdecimal() and attempt.isdecimal():
-                found.append((int(number), int(attempt), AttemptFolder(path)))
-        yield from sorted(found, key=lambda item: item[:2])

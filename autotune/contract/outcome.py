@@ -56,6 +56,8 @@ class RankError:
     """Iterations completed before it, where the phase has iterations."""
     kind: FailureKind | None = None
     """The rank's own classification, where it knows better than the text."""
+    peak_memory: PeakMemory | None = None
+    """Of a rank that ran out of memory, up to then; both peaks are the same number."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,7 +69,7 @@ class RankMeasurement:
     iteration_s: tuple[float, ...]
     """Raw time of every iteration in the timed window, whole cycles of the batch stream."""
     window_s: float
-    """Host clock from the start to the end of the timed window."""
+    """Host clock over the cycles of the timed window, without what the ranks do between them."""
     unsteady: bool
     """Warm-up ended without two cycles that agree, or mean and median differ by over 3 %."""
     checks: tuple[CheckPoint, ...]

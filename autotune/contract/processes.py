@@ -19,6 +19,8 @@ from typing import Final
 MARKER: Final = "AUTOTUNE_TRIAL"
 MARKER_LENGTH: Final = 32
 """Characters of a job id; the placeholder in a server's environment is as long."""
+LISTEN_FD: Final = "AUTOTUNE_LISTEN_FD"
+"""Variable of rank 0: descriptor of the listening socket for the rendezvous."""
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -123,9 +125,15 @@ def _parent_of(pid: int) -> int:
         return 0
 
 
-def thread_count() -> int:
-    """Return the number of OS threads of this process."""
-    return sum(1 for _ in os.scandir("/proc/self/task"))
+def other_threads() -> tuple[str, ...]:
+    """Return the names of this process's OS threads but the main one."""
+    main = str(os.getpid())
+    names: list[str] = []
+    for task in os.scandir("/proc/self/task"):
+        if task.name != main:
+            with contextlib.suppress(OSError):  # it ended in between
+                names.append(Path(task.path, "comm").read_text().strip())
+    return tuple(sorted(names))
 
 
 def resident_bytes() -> int:

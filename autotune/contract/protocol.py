@@ -74,7 +74,7 @@ class Quit:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ready:
-    """All imports are done; no device is initialised and there is one thread."""
+    """All imports are done."""
 
     pid: int
     import_s: float
@@ -83,6 +83,8 @@ class Ready:
     """How many of the named modules were imported."""
     missing: dict[str, str]
     """Modules that could not be imported, and why."""
+    no_fork: str | None = None
+    """Why forked ranks could hang or fail: ranks must then be started cold."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -80,10 +80,6 @@ class TokenStream:
             )
         return self._targets[index]
 
-    def real_tokens(self, batch_index: int) -> int:
-        """Return the tokens of the whole global batch, without padding and fillers."""
-        return sum(self._workload.samples.lengths[i] for i in self._samples_of(batch_index))
-
     def worst_case(self) -> MicroBatch:
         """Return the largest micro-batch that the cut allows, full of drawn tokens and labels."""
         step = self._schedule.worst_case

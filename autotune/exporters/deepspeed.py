@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import autotune
-from autotune import registry
+from autotune.backends.base import backend_of
 from autotune.errors import EnvironmentFault, NothingToExportError
 from autotune.exporters import exactness
 from autotune.exporters.base import ExportRequest, ExportResult
@@ -40,7 +40,7 @@ def export(request: ExportRequest) -> ExportResult:
             f"{plan.backend}, which DeepSpeed's JSON cannot say",
             hint="this format serves studies whose best is a zero3 configuration",
         )
-    backend = registry.load("backends", plan.backend)()
+    backend = backend_of(plan.backend)
     rendered = exactness.exact(backend.render(plan), backend.knobs)
     _compare_with_run(request, rendered)
     text = exactness.json_text(rendered)

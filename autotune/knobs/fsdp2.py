@@ -91,9 +91,3 @@ REFUSED: Final[dict[str, str]] = {
     "mesh": "hybrid sharding is not offered by this version",
 }
 """Settings that FSDP2 has and a space file may not name, with the reason."""
-
-RESERVED_KEYS: Final[dict[str, str]] = {
-    "mp_policy": "workload.precision says it",
-    "mesh": "the topology says it",
-}
-"""Keys that ``unverified`` may not set, with the reason."""

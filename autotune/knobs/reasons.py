@@ -16,8 +16,10 @@ REFUSED: Final[dict[str, dict[str, str]]] = {
 ENGINES: Final[dict[str, str]] = {"deepspeed": "zero3", "fsdp2": "fsdp2"}
 """Names under ``unverified`` to the owner of the knobs of that engine."""
 
-RESERVED_KEYS: Final[dict[str, dict[str, str]]] = {
-    "deepspeed": zero3.RESERVED_KEYS,
-    "fsdp2": fsdp2.RESERVED_KEYS,
+WITHOUT_KEYS: Final[dict[str, str]] = {
+    "fsdp2": "fully_shard is called with arguments and reads no file of keys",
 }
+"""Engines that ``unverified`` can pass nothing to, with the reason."""
+
+RESERVED_KEYS: Final[dict[str, dict[str, str]]] = {"deepspeed": zero3.RESERVED_KEYS}
 """Engine to keys that ``unverified`` may not set, with the reason."""

@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 from autotune.contract.failures import Phase
 from autotune.contract.folder import AttemptFolder
 from autotune.contract.plan import Plan
+from autotune.contract.protocol import StopReason
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ class JobStatus:
     phase: Phase
     """The phase that the slowest rank is in."""
     exits: tuple[RankExit, ...] = ()
-    stopped_for: Literal["timeout", "hang", "peer_failed", "cancelled", "server_lost"] | None = None
+    stopped_for: StopReason | None = None
     """Why the launcher itself ended the processes, if it did: total deadline; a phase's deadline;
     another rank failed first; ``cancel``; the fork server died."""
     submitted_at: float
@@ -46,8 +47,11 @@ class JobStatus:
 class Launcher(Protocol):
     """A place where trials run."""
 
-    def start(self) -> None:
+    def start(self) -> str | None:
         """Make ready to launch (start the fork server, reach the scheduler).
+
+        Returns:
+            What the user should know of it (that trials start slower than they could, say).
 
         Raises:
             EnvironmentFault: It cannot be made ready; says what is missing.

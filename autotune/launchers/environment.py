@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from autotune.contract.plan import Plan
-from autotune.contract.processes import MARKER, MARKER_LENGTH
+from autotune.contract.processes import LISTEN_FD, MARKER, MARKER_LENGTH
 
 _DROPPED_NAMES: Final = frozenset(
     {
@@ -42,7 +42,7 @@ _DROPPED_NAMES: Final = frozenset(
         "CROSS_RANK",
         "CROSS_SIZE",
         MARKER,
-        "AUTOTUNE_LISTEN_FD",
+        LISTEN_FD,
         # srun, "OUTPUT ENVIRONMENT VARIABLES": those of a step or of one of its tasks.
         "SLURM_PROCID",
         "SLURM_LOCALID",
@@ -152,6 +152,8 @@ def server_environment(
     environment |= dict.fromkeys(THREAD_VARIABLES, "1")
     environment["TOKENIZERS_PARALLELISM"] = "false"
     environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    # Arrow, which transformers imports where pandas is installed, would start a thread.
+    environment.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
     environment |= device_environment(environment, device)
     environment[MARKER] = "-" * MARKER_LENGTH
     return with_package(environment, package_root)

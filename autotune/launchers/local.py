@@ -97,13 +97,22 @@ class LocalLauncher:
         server = self._servers.get(self._warm)
         return None if server is None else server.ready
 
-    def start(self) -> None:
+    def start(self) -> str | None:
         """Start the server and wait until it has imported everything.
+
+        Where it may not fork, ranks are started cold instead, and the answer says why.
 
         Raises:
             EnvironmentFault: It does not start; with the end of its log.
         """
         self._server(self._warm)
+        reason = None if self.ready is None else self.ready.no_fork
+        if reason is None:
+            return None
+        self._servers.pop(True).close()
+        self._warm = False
+        self._server(False)
+        return f"each trial imports its libraries anew, which takes seconds: {reason}"
 
     def submit(self, folder: AttemptFolder, plan: Plan) -> str:
         """Start the ranks of ``plan`` and return the job's id.

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -47,40 +44,6 @@ def checkpointable_layers(module: torch.nn.Module) -> list[torch.nn.Module]:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
-
-
-@dataclasses.dataclass
-class Recompute:
-    """What :func:`watch` saw."""
-
-    layers: int
-    """Checkpointable layers."""
-    forwards: int = 0
-    """Forward runs of their first inner parts, recomputation included."""
-
-    def seen(self, micro_steps: int) -> bool:
-        """Whether each layer ran twice in each of the ``micro_steps`` forward and backward."""
-        return self.layers > 0 and self.forwards == 2 * self.layers * micro_steps
-
-
-@contextlib.contextmanager
-def watch(module: torch.nn.Module) -> Iterator[Recompute]:
-    """Count how often the inside of each layer runs: proof of recomputation by its effect.
-
-    Hooks cost time; do not measure inside.
-    """
-    layers = checkpointable_layers(module)
-    result = Recompute(layers=len(layers))
-
-    def count(*_: Any) -> None:
-        result.forwards += 1
-
-    handles = [next(layer.children()).register_forward_pre_hook(count) for layer in layers]
-    try:
-        yield result
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _recomputes(layer: Any) -> bool:

@@ -49,9 +49,6 @@ class ModelFamily(Protocol):
     def num_parameters(self, config: Mapping[str, Any]) -> int:
         """Trainable parameters, tied ones counted once."""
 
-    def hidden_size(self, config: Mapping[str, Any]) -> int:
-        """Width of the residual stream."""
-
     def vocab_size(self, config: Mapping[str, Any]) -> int:
         """Number of token ids that the embedding knows."""
 

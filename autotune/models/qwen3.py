@@ -26,9 +26,6 @@ class Qwen3Family:
     def num_parameters(self, config: Mapping[str, Any]) -> int:
         return qwen3_shape.num_parameters(config)
 
-    def hidden_size(self, config: Mapping[str, Any]) -> int:
-        return int(config["hidden_size"])
-
     def vocab_size(self, config: Mapping[str, Any]) -> int:
         return int(config["vocab_size"])
 

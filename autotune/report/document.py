@@ -2,7 +2,9 @@
 
 Beyond the keys that DESIGN.md fixes it holds ``running``, ``topology``, ``projection`` and
 ``problems``; trials carry ``origin``, ``other_context``, ``outside_space``, ``unsteady``,
-``invalid_s_per_it`` and ``log``; ``best`` carries the verdict's ``reason`` and ``later_trials``,
+``invalid_s_per_it``, ``warmup_s``, ``compile_s`` and ``log``; ``baseline`` and ``best`` carry
+``read_back`` (how far each setting was seen in effect), ``implementations`` and ``unverified``;
+``best`` carries the verdict's ``reason`` and ``later_trials``,
 how many were launched after it.
 
 Before there is a verdict ``best.verdict`` is null: ``best`` is then the fastest complete trial,
@@ -17,9 +19,10 @@ import math
 from collections import Counter
 from typing import Any, Final
 
+from autotune.analysis.launches import LaunchTime, summarise
 from autotune.contract import codec
-from autotune.contract.outcome import Outcome, PeakMemory
-from autotune.report.launches import LaunchTime, summarise
+from autotune.contract.failures import FailureKind
+from autotune.contract.outcome import Measurement, Outcome, PeakMemory
 from autotune.store.records import (
     RemeasurementRecord,
     StudyContents,
@@ -160,6 +163,9 @@ def _configuration(contents: StudyContents, trial: TrialRecord | None) -> dict[s
             "s_per_it": None,
             "num_launches": 0,
             "peak_memory_bytes": None,
+            "read_back": {},
+            "implementations": {},
+            "unverified": {},
         }
     launches = contents.launches(trial.number)
     time = summarise(launches)
@@ -181,6 +187,18 @@ def _configuration(contents: StudyContents, trial: TrialRecord | None) -> dict[s
         }
         if peaks
         else None,
+        **_in_effect(launches[0] if launches else None),
+    }
+
+
+def _in_effect(launch: Measurement | None) -> dict[str, Any]:
+    """What was seen in the running engine, and what was passed to it unseen."""
+    if launch is None:
+        return {"read_back": {}, "implementations": {}, "unverified": {}}
+    return {
+        "read_back": {name: back.level for name, back in sorted(launch.read_back.items())},
+        "implementations": launch.implementations,
+        "unverified": launch.notes.get("unverified", {}),
     }
 
 
@@ -199,6 +217,8 @@ def _trial(contents: StudyContents, trial: TrialRecord) -> dict[str, Any]:
         "padding_share": measured.padding_share if measured else None,
         "distinct_shapes": measured.distinct_shapes if measured else None,
         "unsteady": measured.unsteady if measured else None,
+        "warmup_s": measured.warmup_total_s if measured else None,
+        "compile_s": measured.compile_s if measured else None,
         "invalid_s_per_it": failure.measured_s_per_it if failure else None,
         "other_context": not contents.comparable(trial),
         "outside_space": not contents.inside(trial),
@@ -230,7 +250,7 @@ def _result(item: TrialRecord | RemeasurementRecord) -> dict[str, Any]:
     }
 
 
-def _kind(item: TrialRecord | RemeasurementRecord) -> str | None:
+def _kind(item: TrialRecord | RemeasurementRecord) -> FailureKind | None:
     if item.outcome is None:
         return "interrupted" if item.state == "interrupted" else None
     return item.outcome.failure.kind if item.outcome.failure else None
@@ -291,7 +311,7 @@ def _projection(
 class FailureGroup:
     """All trials that failed alike."""
 
-    kind: str
+    kind: FailureKind
     count: int
     reason: str
     """Of the first of them."""
@@ -301,7 +321,7 @@ class FailureGroup:
 
 def failures(contents: StudyContents) -> tuple[FailureGroup, ...]:
     """Failures of the present context by kind, the most frequent first."""
-    by_kind: dict[str, list[TrialRecord]] = {}
+    by_kind: dict[FailureKind, list[TrialRecord]] = {}
     for trial in filter(contents.comparable, contents.trials):
         if trial.state == "failed":
             by_kind.setdefault(_kind(trial) or "crash", []).append(trial)

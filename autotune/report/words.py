@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from autotune.contract.duration import seconds_text
+from autotune.store.records import Verdict
+
 
 def verdict_lines(report: Mapping[str, Any]) -> tuple[str, ...]:
     """Say what was found; the first line is the answer."""
     best = report["best"]
     lines = _unconfirmed(report) if best["verdict"] is None else _confirmed(report)
-    if best["reason"]:
+    if best["reason"] and not _baseline_failed(report):
         lines = (*lines, str(best["reason"]))
     if best["later_trials"]:
         later = f"{best['later_trials']} trials were launched after this verdict; "
@@ -66,6 +69,17 @@ def speedup_text(best: Mapping[str, Any]) -> str:
     return f"{text} (95 % interval {speedup['low']:.2f} … {speedup['high']:.2f})"
 
 
+def compared_lines(verdict: Verdict) -> tuple[str, ...]:
+    """What the alternating launches of the confirmation measured, if there were enough."""
+    if verdict.ratio is None or verdict.low is None or verdict.high is None:
+        return ()
+    trial = verdict.best_trial if verdict.finalist is None else verdict.finalist
+    return (
+        f"Launched in turns, trial {trial} ran at {verdict.ratio:.2f}× the baseline's speed "
+        f"(95 % interval {verdict.low:.2f} … {verdict.high:.2f}).",
+    )
+
+
 def _ratio_line(best: Mapping[str, Any]) -> tuple[str, ...]:
     if best["speedup"] is None or best["speedup"]["low"] is None:
         return ()
@@ -77,10 +91,13 @@ def _ratio_line(best: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def time_text(seconds: Mapping[str, float] | None) -> str:
-    """``0.770 s/it (0.765 … 0.776)``."""
+    """``0.770 s/it (0.765 … 0.776)``; without the interval where one cycle showed no spread."""
     if seconds is None:
         return "no valid time"
-    return f"{seconds['median']:.4g} s/it ({seconds['low']:.4g} … {seconds['high']:.4g})"
+    if seconds["low"] == seconds["high"]:
+        return f"{seconds_text(seconds['median'])} s/it"
+    median, low, high = (seconds_text(seconds[key]) for key in ("median", "low", "high"))
+    return f"{median} s/it ({low} … {high})"
 
 
 def value_text(value: Any) -> str:
@@ -90,6 +107,17 @@ def value_text(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return str(value)
+
+
+def leaves(settings: Mapping[str, Any], place: str = "") -> tuple[tuple[str, Any], ...]:
+    """Each value of a nested mapping with its path: ``zero_optimization.some_key``."""
+    found: list[tuple[str, Any]] = []
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            found += leaves(value, f"{place}{key}.")
+        else:
+            found.append((f"{place}{key}", value))
+    return tuple(found)
 
 
 def bytes_text(count: int | None) -> str:

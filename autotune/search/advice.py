@@ -2,26 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
-
-from autotune.contract.failures import FailureKind
+from autotune.contract.failures import next_step
 from autotune.search.history import causes
 from autotune.store.records import StudyContents
-
-NEXT_STEP: Final[Mapping[FailureKind, str]] = {
-    "oom_device": "try a smaller micro_batch or max_tokens, activation_checkpointing: full, or "
-    "more GPUs",
-    "oom_host": "try a smaller micro_batch or max_tokens, fewer processes, or free some memory",
-    "incompatible": "change the setting that the reason names",
-    "numerics": "check precision and learning rate in the workload; the reason has the numbers",
-    "not_in_effect": "the engine overrides a setting: fix or drop the one that the reason names",
-    "hang": "read the log; a larger search.max_trial_time does not help a phase that hangs",
-    "timeout": "raise search.max_trial_time, or make the workload smaller",
-    "crash": "read the log; if a package is missing, install it",
-    "infra": "read the log; check the network, the launcher and the free disk space",
-    "interrupted": "run the same command again",
-}
 
 
 def failures_table(contents: StudyContents) -> str:
@@ -35,5 +18,5 @@ def failures_table(contents: StudyContents) -> str:
         lines.append(f"{count} × {kind}: {reason}")
         if folder is not None:
             lines.append(f"    log of trial {example}: {folder.log_file(rank)}")
-        lines.append(f"    next: {NEXT_STEP[kind]}")
+        lines.append(f"    next: {next_step(kind, reason)}")
     return "\n".join(lines)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Any, cast
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from autotune import registry
+from autotune.backends.base import backend_of
 from autotune.contract.plan import Workload
+from autotune.search.earlier import EarlierBest
 from autotune.space.model import Config
 from autotune.space.search_space import SearchSpace
 
@@ -17,21 +18,24 @@ class Anchor:
     """A known configuration, moved to the nearest point of the space."""
 
     name: str
-    """``engine_defaults``, ``hf_auto``, ``expert``; with the backend's name where there are
-    several."""
+    """``engine_defaults``, ``hf_auto``, …, with the backend's name where there are several;
+    ``earlier:STUDY``."""
     assignment: dict[str, Any]
     config: Config
 
 
-def find_anchors(space: SearchSpace, workload: Workload) -> tuple[Anchor, ...]:
+def find_anchors(
+    space: SearchSpace, workload: Workload, earlier: Sequence[EarlierBest] = ()
+) -> tuple[Anchor, ...]:
     """Return the anchors inside the space, each canonical key once and never the baseline's.
 
-    The engine's raw defaults come first, then what each backend offers. Workload knobs keep the
-    baseline's values, fixed knobs always hold, and an anchor that breaks a constraint is left out.
+    The engine's raw defaults come first, then what each backend offers, with the baseline's values
+    of workload knobs; then the bests of ``earlier`` studies, whole. Fixed knobs always hold, and
+    an anchor that breaks a constraint is left out.
     """
     seen = {space.baseline_config().key}
     found: list[Anchor] = []
-    for name, backend, values in _known(space, workload):
+    for name, backend, values in (*_known(space, workload), *_found(space, earlier)):
         assignment = space.project(backend, values)
         config = space.resolve(assignment)
         if config.key in seen or space.violated(config) is not None:
@@ -47,13 +51,15 @@ def _known(space: SearchSpace, workload: Workload) -> Iterator[tuple[str, str, d
         defaults = space.default_config(backend).values
         suffix = f"@{backend}" if several else ""
         yield f"engine_defaults{suffix}", backend, dict(defaults)
-        engine = registry.load("backends", backend)()
-        offered = cast("dict[str, dict[str, Any]]", getattr(engine, "anchors", _none)(workload))
-        for name, values in offered.items():
+        for name, values in backend_of(backend).anchors(workload).items():
             yield f"{name}{suffix}", backend, {**defaults, **values}
 
 
-def _none(workload: Workload) -> dict[str, dict[str, Any]]:
-    """Anchors of a backend that offers none."""
-    del workload
-    return {}
+def _found(
+    space: SearchSpace, earlier: Sequence[EarlierBest]
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Bests of earlier studies under an engine of this space."""
+    for one in earlier:
+        if one.backend in space.backends:
+            defaults = space.default_config(one.backend).values
+            yield f"earlier:{one.study}", one.backend, {**defaults, **one.values}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from autotune.contract import errortexts
 from autotune.contract.failures import FailureKind, Phase
 from autotune.contract.folder import AttemptFolder
 from autotune.contract.outcome import Failure, RankError, RankRecord
@@ -18,31 +18,6 @@ from autotune.launchers.base import JobStatus, RankExit
 LOG_TAIL_BYTES: Final = 4000
 """How much of a rank's log goes into a failure's detail."""
 
-_PEER_TEXT: Final = re.compile(
-    r"connection (closed|reset|refused) by|connection (was )?(closed|reset)|broken pipe|"
-    r"gloo/transport|ncclRemoteError|ncclSystemError|remote process exited|socket timeout|"
-    r"recvValue failed|sendBytes failed|Failed to recv|Timed out waiting|store->(get|wait)|"
-    r"DistNetworkError|DistStoreError|ProcessGroupNCCL.*watchdog|wait timeout after",
-    re.IGNORECASE,
-)
-_PEER_TYPES: Final = (
-    "ConnectionError",
-    "ConnectionResetError",
-    "ConnectionRefusedError",
-    "ConnectionAbortedError",
-    "BrokenPipeError",
-    "DistNetworkError",
-    "DistStoreError",
-)
-_DEVICE_OOM: Final = re.compile(
-    r"(CUDA|HIP|GPU|XPU).{0,40}out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED",
-    re.IGNORECASE | re.DOTALL,
-)
-_HOST_OOM: Final = re.compile(
-    r"DefaultCPUAllocator|can't allocate memory|cannot allocate memory|bad_alloc|"
-    r"unable to allocate .{0,40}(bytes|[KMGT]i?B)",
-    re.IGNORECASE,
-)
 _FAULTS: Final = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 
@@ -85,7 +60,8 @@ def find_cause(
     # A rank that records the signal that ended it says nothing about why it was sent.
     signalled = [item for item in errors if item[1].kind == "interrupted"]
     errors = [item for item in errors if item not in signalled]
-    own = [item for item in errors if not is_broken_peer(item[1])]
+    # A lost peer or network is what another rank's own error sets off here.
+    own = [item for item in errors if kind_of(item[1]) != "infra"]
     if own:
         return _from_error(folder, *own[0])
     exits = {item.rank: item for item in status.exits}
@@ -110,34 +86,11 @@ def find_cause(
     return None
 
 
-def is_broken_peer(error: RankError) -> bool:
-    """Whether the error says only that another rank, or the network to it, went away."""
-    name = error.type.rsplit(".", 1)[-1]
-    if name in _PEER_TYPES:
-        return True
-    if error.kind == "infra":
-        return True
-    if error.kind not in (None, "crash"):
-        return False
-    return bool(_PEER_TEXT.search(error.message))
-
-
-def classify(error: RankError) -> FailureKind:
+def kind_of(error: RankError) -> FailureKind:
     """The kind of an error: the rank's own word first, its type second, its text last."""
     if error.kind is not None and error.kind != "crash":
         return error.kind
-    name = error.type.rsplit(".", 1)[-1]
-    if name == "IncompatibleConfigError":
-        return "incompatible"
-    if name == "MemoryError" or _HOST_OOM.search(error.message):
-        return "oom_host"
-    if name == "OutOfMemoryError" or _DEVICE_OOM.search(error.message):
-        return "oom_device"
-    if is_broken_peer(error) or "No space left on device" in error.message:
-        return "infra"
-    if error.phase in ("launch", "init") and name in ("DistBackendError", "TimeoutError"):
-        return "infra"
-    return "crash"
+    return errortexts.kind_of({error.type.rpartition(".")[2]}, error.message)
 
 
 def log_tail(path: Path) -> str:
@@ -163,14 +116,16 @@ def _from_error(folder: AttemptFolder, rank: int, error: RankError) -> Failure:
     name = error.type.rsplit(".", 1)[-1]
     first_line = error.message.strip().splitlines()[0] if error.message.strip() else ""
     reason = first_line or name
-    if classify(error) in ("crash", "infra") and first_line:
+    kind = kind_of(error)
+    if kind in ("crash", "infra") and first_line:
         reason = f"{name}: {first_line}"
     return Failure(
-        kind=classify(error),
+        kind=kind,
         reason=shortened(reason),
         rank=rank,
         phase=error.phase,
         iteration=error.iteration,
+        peak_memory=error.peak_memory,
         detail=error.traceback or log_tail(folder.log_file(rank)),
     )
 
@@ -227,7 +182,7 @@ def _from_exit(folder: AttemptFolder, exit_: RankExit, phase: Phase, oom_kills: 
         reason = f"rank {exit_.rank} was killed (SIGKILL) from outside"
     elif exit_.signal is not None:
         reason = f"rank {exit_.rank} was ended by {_signal_name(exit_.signal)}"
-    elif _HOST_OOM.search(detail):
+    elif errortexts.is_host_memory(detail):
         kind = "oom_host"
         reason = f"rank {exit_.rank} could not allocate memory"
     else:

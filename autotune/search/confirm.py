@@ -122,7 +122,7 @@ def _run_rounds(loop: Loop, recorder: StudyRecorder, finalist: int) -> bool:
         name = f"round {index + 1} of {ROUNDS}"
         loop.remeasure("baseline", loop.baseline.number, index, f"{name}: baseline")
         loop.remeasure("finalist", finalist, index, f"{name}: finalist (trial {finalist})")
-        if finalist in history.disqualified(recorder.contents()):
+        if finalist in recorder.contents().disqualified():
             return False
     return True
 

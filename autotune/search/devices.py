@@ -26,6 +26,8 @@ class Device:
 
     name: str
     memory_bytes: int
+    uuid: str = ""
+    """``GPU-…``, by which ``CUDA_VISIBLE_DEVICES`` may name it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,7 +94,13 @@ def _restrict(devices: tuple[Device, ...], visible: str | None) -> tuple[Device,
     chosen: list[Device] = []
     for entry in visible.split(","):
         text = entry.strip()
-        if text.startswith(("GPU-", "MIG-")):
+        if text.startswith("GPU-"):
+            named = [device for device in devices if device.uuid.startswith(text)]
+            if len(named) != 1:
+                break
+            chosen.append(named[0])
+        elif text.startswith("MIG-"):
+            # A slice has no entry of its own: what it is cut from stands for it.
             chosen.append(devices[min(len(chosen), len(devices) - 1)])
         elif text.isdecimal() and int(text) < len(devices):
             chosen.append(devices[int(text)])
@@ -134,4 +142,10 @@ def _nvml_device(library: Any, index: int) -> Device | None:
     memory = _NvmlMemory()
     library.nvmlDeviceGetName(handle, name, _NAME_BYTES)
     library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
-    return Device(name=name.value.decode(errors="replace"), memory_bytes=int(memory.total))
+    uuid = ctypes.create_string_buffer(_NAME_BYTES)
+    library.nvmlDeviceGetUUID(handle, uuid, _NAME_BYTES)
+    return Device(
+        name=name.value.decode(errors="replace"),
+        memory_bytes=int(memory.total),
+        uuid=uuid.value.decode(errors="replace"),
+    )

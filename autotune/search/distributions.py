@@ -11,9 +11,9 @@ import dataclasses
 import math
 import random
 from collections.abc import Iterator, Mapping
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from autotune.space.domains import MAX_EXACT_INT, grid, steps_of
 from autotune.space.model import Choices, Domain, FloatRange, IntRange, Param
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 SLOT: Final = 0.08
 """Length of the slot of one ``also`` value, as a share of the range's axis."""
-EXACT_FLOAT_INT: Final = 2**53
-"""Whole numbers beyond it are not exact as floats, so not exact in Optuna either."""
 
 Coordinate = float | int | str
 
@@ -55,7 +53,7 @@ def dimension(domain: Domain) -> Dimension:
     if isinstance(domain, Choices):
         return _ordinal(domain) or LabelDimension(domain)
     if isinstance(domain, IntRange):
-        plain = not domain.also and domain.high <= EXACT_FLOAT_INT and domain.low >= 0
+        plain = not domain.also and domain.high <= MAX_EXACT_INT and domain.low >= 0
         if plain and not (domain.log and domain.step != 1):
             return IntDimension(domain)
         return AxisDimension(domain)
@@ -184,12 +182,8 @@ class GridDimension:
     @property
     def _grid(self) -> tuple[float, ...]:
         assert self.domain.step is not None
-        low, high, step = (
-            Decimal(repr(x)) for x in (self.domain.low, self.domain.high, self.domain.step)
-        )
-        steps = int((high - low) / step)
-        grid = {float(low + k * step) for k in range(steps + 1)}
-        return tuple(sorted(grid | set(self.domain.also)))
+        regular = grid(self.domain.low, self.domain.step, steps_of(self.domain))
+        return tuple(sorted({*regular, *self.domain.also}))
 
     @property
     def size(self) -> int | None:
@@ -201,10 +195,10 @@ class GridDimension:
         return IntDistribution(0, len(self._grid) - 1)
 
     def encode(self, value: Any) -> Coordinate:
-        grid = self._grid
-        place = bisect.bisect_left(grid, value)
-        near = [i for i in (place - 1, place) if 0 <= i < len(grid)]
-        return min(near, key=lambda i: abs(grid[i] - value))
+        points = self._grid
+        place = bisect.bisect_left(points, value)
+        near = [i for i in (place - 1, place) if 0 <= i < len(points)]
+        return min(near, key=lambda i: abs(points[i] - value))
 
     def decode(self, coordinate: Coordinate) -> Any:
         return self._grid[int(coordinate)]

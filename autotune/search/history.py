@@ -136,23 +136,10 @@ def search_time(contents: StudyContents, number: int) -> float | None:
     return statistics.median(times)
 
 
-def disqualified(contents: StudyContents) -> frozenset[int]:
-    """Finalists whose configuration failed when it was launched again."""
-    return frozenset(
-        again.header.trial
-        for again in contents.remeasurements
-        if again.header.role == "finalist"
-        and again.header.context == contents.study.context
-        and again.outcome is not None
-        and again.outcome.failure is not None
-        and POLICIES[again.outcome.failure.kind].counts
-    )
-
-
 def ranking(contents: StudyContents) -> tuple[TrialRecord, ...]:
     """Complete trials that may be best, the fastest first: inside the space, or the baseline."""
     baseline = contents.baseline()
-    out = disqualified(contents)
+    out = contents.disqualified()
     ranked: list[tuple[float, int, TrialRecord]] = []
     for trial in comparable(contents):
         is_baseline = baseline is not None and trial.number == baseline.number

@@ -32,8 +32,6 @@ from autotune.search.causes import RankReading, find_cause, shortened
 
 GPU_MARGIN_BYTES: Final = 2 * 1024**3
 """Memory that must stay free on a GPU whatever the share (DESIGN.md, "Measuring")."""
-WINDOW_GAP: Final = 0.10
-"""Share by which the window's clock and the sum of its iterations may differ unflagged."""
 SAME: Final = 1e-6
 """Relative difference up to which two ranks' global loss or gradient norm are the same."""
 
@@ -73,9 +71,6 @@ def judge(
     if flops_per_s_at_peak and flops_per_iteration:
         mfu = flops_per_iteration / measurement.s_per_it / flops_per_s_at_peak
         measurement = dataclasses.replace(measurement, mfu=mfu)
-    problem = _memory_problem(plan, measurement)
-    if problem is not None:
-        return _failed(plan, status, records, problem)
     early = any(record.status == "stopped_early" for record in records)
     state: State = "stopped_early" if early else "complete"
     return _outcome(plan, status, records, state=state, measurement=measurement)
@@ -94,7 +89,7 @@ def _read(plan: Plan, folder: AttemptFolder, rank: int) -> RankReading:
 
 
 def _invalid(plan: Plan, measured: Sequence[RankMeasurement]) -> Failure | None:
-    """Why measurements of all ranks do not count, before memory is looked at."""
+    """Why measurements of all ranks do not count."""
     speed = max(m.window_s / len(m.iteration_s) for m in measured)
     for rank, one in enumerate(measured):
         for name in plan.verify:
@@ -114,7 +109,7 @@ def _invalid(plan: Plan, measured: Sequence[RankMeasurement]) -> Failure | None:
         counts = ", ".join(str(len(m.iteration_s)) for m in measured)
         reason = f"the ranks' windows are not the same whole cycles ({counts} iterations)"
         return Failure(kind="crash", reason=reason, phase="measure")
-    return _numbers_problem(plan, measured, speed)
+    return _numbers_problem(plan, measured, speed) or _memory_problem(plan, measured, speed)
 
 
 def _not_in_effect(name: str, requested: Any, back: ReadBack | None) -> str | None:
@@ -163,8 +158,8 @@ def _merge(plan: Plan, measured: Sequence[RankMeasurement]) -> Measurement:
     notes: dict[str, Any] = {}
     for one in measured:
         notes.update(one.notes)
-    gap = abs(slowest.window_s / math.fsum(slowest.iteration_s) - 1.0)
-    if gap > WINDOW_GAP:
+    if not timing.agrees_with_clock(slowest.iteration_s, slowest.window_s):
+        gap = abs(slowest.window_s / math.fsum(slowest.iteration_s) - 1.0)
         notes["window_gap"] = (
             f"the window's clock and the sum of its iterations differ by {gap:.0%}"
         )
@@ -190,11 +185,7 @@ def _merge(plan: Plan, measured: Sequence[RankMeasurement]) -> Measurement:
         tokens_per_s=tokens / s_per_it,
         samples_per_s=plan.workload.global_batch / s_per_it,
         mfu=None,
-        peak_memory=PeakMemory(
-            timed=max(one.peak_timed_bytes for one in measured),
-            worst_case=max(one.peak_worst_case_bytes for one in measured),
-            limit=min(one.memory_limit_bytes for one in measured),
-        ),
+        peak_memory=_peak_memory(measured),
         micro_steps=plan.schedule.micro_steps,
         padding_share=plan.schedule.padding_share,
         distinct_shapes=plan.schedule.distinct_shapes,
@@ -206,28 +197,36 @@ def _merge(plan: Plan, measured: Sequence[RankMeasurement]) -> Measurement:
     )
 
 
-def margin_bytes(limit: int, share: float, device: str) -> int:
-    """Memory that a feasible configuration leaves free, in bytes."""
-    smallest = GPU_MARGIN_BYTES if device == "cuda" else 0
-    return max(int(limit * share), smallest)
-
-
-def _memory_problem(plan: Plan, measurement: Measurement) -> Failure | None:
-    peak = measurement.peak_memory
-    needed = max(peak.timed, peak.worst_case)
-    margin = margin_bytes(peak.limit, plan.memory_margin_share, plan.topology.device)
-    if needed + margin <= peak.limit:
-        return None
+def _memory_problem(
+    plan: Plan, measured: Sequence[RankMeasurement], speed: float
+) -> Failure | None:
+    """Why the memory of some rank does not hold its worst case with a margin."""
     gib = 1024**3
-    return Failure(
-        kind="oom_device" if plan.topology.device == "cuda" else "oom_host",
-        reason=(
-            f"peak memory {needed / gib:.2f} GiB leaves no margin of {margin / gib:.2f} GiB "
-            f"under the limit of {peak.limit / gib:.2f} GiB"
-        ),
-        phase="probe" if peak.worst_case > peak.timed else "measure",
-        peak_memory=peak,
-        measured_s_per_it=measurement.s_per_it,
+    for rank, one in enumerate(measured):
+        limit, needed = one.memory_limit_bytes, max(one.peak_timed_bytes, one.peak_worst_case_bytes)
+        smallest = GPU_MARGIN_BYTES if plan.topology.device == "cuda" else 0
+        margin = max(int(limit * plan.memory_margin_share), smallest)
+        if needed + margin <= limit:
+            continue
+        return Failure(
+            kind="oom_device" if plan.topology.device == "cuda" else "oom_host",
+            reason=(
+                f"peak memory {needed / gib:.2f} GiB leaves no margin of {margin / gib:.2f} GiB "
+                f"under the limit of {limit / gib:.2f} GiB"
+            ),
+            rank=rank,
+            phase="probe" if one.peak_worst_case_bytes > one.peak_timed_bytes else "measure",
+            peak_memory=_peak_memory(measured),
+            measured_s_per_it=speed,
+        )
+    return None
+
+
+def _peak_memory(measured: Sequence[RankMeasurement]) -> PeakMemory:
+    return PeakMemory(
+        timed=max(one.peak_timed_bytes for one in measured),
+        worst_case=max(one.peak_worst_case_bytes for one in measured),
+        limit=min(one.memory_limit_bytes for one in measured),
     )
 
 
@@ -247,9 +246,9 @@ def _outcome(
     measurement: Measurement | None = None,
     failure: Failure | None = None,
 ) -> Outcome:
-    useful = 0.0
-    if measurement is not None:
-        useful = measurement.warmup_total_s + measurement.window_s
+    # A configuration may have been timed whole and fail all the same.
+    timed = [record.measurement for record in records if record.measurement is not None]
+    useful = max((math.fsum(one.warmup_s) + one.window_s for one in timed), default=0.0)
     phases: dict[str, float] = {}
     for record in records:
         for phase, seconds in record.phase_s.items():
@@ -262,6 +261,6 @@ def _outcome(
         submitted_at=status.submitted_at,
         wall_s=status.wall_s,
         overhead_s=max(0.0, status.wall_s - useful),
-        timed_s=measurement.window_s if measurement is not None else 0.0,
+        timed_s=max((one.window_s for one in timed), default=0.0),
         phase_s=phases,
     )

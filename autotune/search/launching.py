@@ -12,6 +12,7 @@ from autotune.contract.folder import AttemptFolder
 from autotune.contract.outcome import Failure, Outcome
 from autotune.contract.plan import CheckPoint, Plan, Purpose, Racing
 from autotune.errors import AutotuneError
+from autotune.knobs.words import changed_settings
 from autotune.launchers.base import JobStatus, Launcher
 from autotune.search.events import EventSink, LaunchEnded, LaunchStarted, Message, PhaseChanged
 from autotune.search.interrupts import Interrupts
@@ -83,8 +84,10 @@ class Runner:
         """
         if not self._started:
             with self._interrupts.at_once():
-                self._launcher.start()
+                note = self._launcher.start()
             self._started = True
+            if note is not None:
+                self._events(Message(text=note, level="warning"))
 
     def close(self) -> None:
         """End all processes of the launcher."""
@@ -127,6 +130,7 @@ class Runner:
                 attempt=attempt,
                 label=launch.label,
                 params=launch.params,
+                changed=changed_settings(launch.params, self._planner.baseline_params),
             )
         )
         begun = time.time()

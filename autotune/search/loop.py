@@ -7,13 +7,13 @@ import time
 from collections import Counter
 from typing import Any, Final
 
-from autotune.contract.failures import POLICIES
+from autotune.contract.failures import POLICIES, next_step
 from autotune.contract.outcome import Outcome
 from autotune.contract.plan import CheckPoint, Racing
 from autotune.errors import EnvironmentFault, InterruptedSearch, NothingFeasibleError
 from autotune.search import disk, history
-from autotune.search.advice import NEXT_STEP, failures_table
-from autotune.search.anchors import find_anchors
+from autotune.search.advice import failures_table
+from autotune.search.anchors import Anchor
 from autotune.search.events import EventSink, Message, Progress
 from autotune.search.interrupts import Interrupts
 from autotune.search.launching import Launch, Runner
@@ -45,7 +45,8 @@ class LoopSettings:
 
     trials: int
     """How many trials the study is to have."""
-    anchors: bool = True
+    anchors: tuple[Anchor, ...] = ()
+    """Known configurations to try before the sampler proposes."""
     early_stop: bool = True
 
 
@@ -176,12 +177,11 @@ class Loop:
                 )
                 return True
         launched = history.launched_keys(self._contents)
-        if self._settings.anchors:
-            for anchor in find_anchors(self._space, self._planner.workload):
-                if anchor.config.key not in launched and self._refusal(anchor.config) is None:
-                    record = self._open(f"anchor:{anchor.name}", anchor.config)
-                    self._run_trial(record, anchor.config, f"anchor {anchor.name}")
-                    return True
+        for anchor in self._settings.anchors:
+            if anchor.config.key not in launched and self._refusal(anchor.config) is None:
+                record = self._open(f"anchor:{anchor.name}", anchor.config)
+                self._run_trial(record, anchor.config, f"anchor {anchor.name}")
+                return True
         return self._next_proposal()
 
     def _next_proposal(self) -> bool:
@@ -273,7 +273,7 @@ class Loop:
             raise InterruptedSearch("the search was stopped")
         raise EnvironmentFault(
             f"the machine failed {POLICIES[failure.kind].max_retries + 1} times: {failure.reason}",
-            hint=f"{NEXT_STEP[failure.kind]}; then the same command resumes",
+            hint=f"{next_step(failure.kind, failure.reason)}; then the same command resumes",
         )
 
     def _watch_crashes(self, outcome: Outcome) -> None:
@@ -302,6 +302,7 @@ class Loop:
         return Progress(
             counted=counted,
             trials=self._settings.trials,
+            baseline_trial=base.number if base else None,
             baseline_s_per_it=history.s_per_it(contents, base.number) if base else None,
             best_trial=ranked[0].number if ranked else None,
             best_s_per_it=history.s_per_it(contents, ranked[0].number) if ranked else None,

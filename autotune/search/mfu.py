@@ -23,8 +23,8 @@ PEAK_FLOPS: Final[tuple[tuple[str, dict[str, float]], ...]] = (
     ("A10", {"bf16": 125e12, "fp32": 31.2e12}),
     ("B200", {"bf16": 2250e12, "fp32": 75e12}),
 )
-"""Part of the device's name to its dense peak (FLOP/s) by number format, from NVIDIA's data
-sheets; the first that fits. TF32 is not assumed for fp32."""
+"""Words of the device's name to its dense peak (FLOP/s) by number format, from NVIDIA's data
+sheets; the first whose words are all there. TF32 is not assumed for fp32."""
 
 
 def flops_of(workload: Workload, topology: Topology, devices: Devices) -> Flops:
@@ -41,7 +41,8 @@ def flops_of(workload: Workload, topology: Topology, devices: Devices) -> Flops:
 
 
 def _peak(name: str, precision: str) -> float | None:
-    for part, by_format in PEAK_FLOPS:
-        if part in name:
+    words = set(name.replace("-", " ").split())
+    for model, by_format in PEAK_FLOPS:
+        if words.issuperset(model.split()):
             return by_format[precision]
     return None

@@ -7,18 +7,20 @@ import dataclasses
 import importlib.util
 import re
 import shutil
-from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
-
-from autotune import registry
+from autotune.backends.base import backend_of
+from autotune.contract import hostmemory
 from autotune.contract.folder import StudyFolder, check_study_name
 from autotune.contract.plan import Topology, Workload
 from autotune.errors import EnvironmentFault, InputError, NothingFeasibleError
+from autotune.knobs.known_bad import KNOWN_BAD
 from autotune.search import disk
+from autotune.search.anchors import Anchor, find_anchors
 from autotune.search.devices import Devices, find_topology, visible_devices
+from autotune.search.earlier import earlier_bests
 from autotune.search.planning import Planner
 from autotune.search.proposals import sampler_name
 from autotune.search.request import SearchRequest
@@ -30,7 +32,6 @@ from autotune.store.provenance import environment, environment_fingerprint
 _BYTES: Final = {"fp32": 4, "bf16": 2}
 _ADAM_BYTES: Final = 8
 """Two float32 moments a parameter."""
-_CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,7 @@ class Prepared:
     sampler: str
     trials: int
     planner: Planner
+    anchors: tuple[Anchor, ...]
     notes: tuple[str, ...]
     """What the user should know before it starts."""
 
@@ -88,6 +90,7 @@ def prepare(request: SearchRequest, *, staging: Path) -> Prepared:
             hint="change baseline, fixed or workload in the space file",
         )
     _check_memory(workload, topology, devices)
+    earlier = earlier_bests(request.runs, but=folder.name, workload=workload, topology=topology)
     return Prepared(
         folder=folder,
         space=space,
@@ -99,6 +102,7 @@ def prepare(request: SearchRequest, *, staging: Path) -> Prepared:
         sampler=sampler,
         trials=trials,
         planner=planner,
+        anchors=find_anchors(space, workload, earlier) if request.anchors else (),
         notes=_notes(space, devices, topology),
     )
 
@@ -138,7 +142,7 @@ def _check_memory(workload: Workload, topology: Topology, devices: Devices) -> N
     if topology.device == "cuda":
         have = sum(one.memory_bytes for one in devices.found[: topology.processes])
     else:
-        have = _host_memory_bytes()
+        have = hostmemory.total_bytes()
     if need > have:
         gib = 1024**3
         raise NothingFeasibleError(
@@ -148,25 +152,29 @@ def _check_memory(workload: Workload, topology: Topology, devices: Devices) -> N
         )
 
 
-def _host_memory_bytes() -> int:
-    total = int(psutil.virtual_memory().total)
-    try:
-        text = _CGROUP_LIMIT.read_text(encoding="ascii").strip()
-    except OSError:
-        return total
-    return min(total, int(text)) if text.isdigit() else total
-
-
 def _check_packages(space: SearchSpace) -> None:
     for backend in space.backends:
-        engine = registry.load("backends", backend)()
-        wanted = {name.split(".")[0] for name in getattr(engine, "preload", ())}
+        wanted = {name.split(".")[0] for name in backend_of(backend).preload}
         for package in sorted({"torch", "transformers", *wanted}):
             if importlib.util.find_spec(package) is None:
                 raise EnvironmentFault(
                     f"the package {package}, which {backend} needs, is not installed",
                     hint=f"pip install {package} into the environment that runs autotune",
                 )
+        for bad in KNOWN_BAD:
+            if bad.backend == backend and _public_version(bad.package) == bad.version:
+                raise EnvironmentFault(
+                    f"{bad.package} {bad.version} cannot be used with {backend}: {bad.reason}",
+                    hint=f"pip install --upgrade {bad.package}",
+                )
+
+
+def _public_version(package: str) -> str | None:
+    """The installed version without its local label."""
+    try:
+        return metadata.version(package).partition("+")[0]
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _notes(space: SearchSpace, devices: Devices, topology: Topology) -> tuple[str, ...]:
@@ -184,18 +192,3 @@ def _notes(space: SearchSpace, devices: Devices, topology: Topology) -> tuple[st
             "the times say nothing about a GPU"
         )
     return tuple(notes)
-
-
-def plain_params(params: Mapping[str, Any]) -> str:
-    """Parameters on one line, as a space file would write them."""
-    return ", ".join(f"{name}={_shown(value)}" for name, value in params.items()) or "(none)"
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if value is None:
-        return "null"
-    if isinstance(value, int):
-        return f"{value:_}"
-    return f"{value:g}" if isinstance(value, float) else str(value)

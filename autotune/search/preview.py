@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Mapping
 from typing import Any, Final
 
-from autotune.search.anchors import find_anchors
+from autotune.contract import hostmemory
+from autotune.contract.duration import duration_text
+from autotune.knobs.words import changed_settings, settings_words, value_words
 from autotune.search.confirm import ROUNDS
 from autotune.search.planning import measuring
-from autotune.search.preflight import Prepared, plain_params
+from autotune.search.preflight import Prepared
 from autotune.search.proposals import space_size
 from autotune.space.canonical import domain_words
 
+GIB: Final = 1024**3
 OVERHEAD_S: Final = {"cpu": 3.0, "cuda": 30.0}
 """Rough time of a trial beside its timed window (s): start, build, warm-up, probe."""
+
+WIDTH: Final = 100
+"""Columns of a line of settings."""
 
 
 def preview(prepared: Prepared) -> dict[str, Any]:
     """Return the plan of the search as plain data."""
     space, topology, model = prepared.space, prepared.topology, prepared.workload.model
-    anchors = find_anchors(space, prepared.workload)
     rules = measuring(topology)
     each = min(rules.window_s + OVERHEAD_S[topology.device], space.search.max_trial_time_s)
     size = space_size(space)
@@ -32,6 +39,10 @@ def preview(prepared: Prepared) -> dict[str, Any]:
         "model": {"name": model.name, "family": model.family, "parameters": model.num_parameters},
         "backends": list(space.backends),
         "topology": {"processes": topology.processes, "device": topology.device},
+        "devices": [one.name for one in prepared.devices.found[: topology.processes]],
+        "launcher": "local",
+        "environment": prepared.environment,
+        "memory_bytes": _memory_bytes(prepared),
         "global_batch": prepared.workload.global_batch,
         "tokens_per_iteration": sum(prepared.workload.samples.lengths)
         / prepared.workload.distinct_batches,
@@ -43,7 +54,7 @@ def preview(prepared: Prepared) -> dict[str, Any]:
             {"param": one.param, "value": one.value, "reason": one.reason} for one in space.dropped
         ],
         "baseline": space.params_of(space.baseline_config()),
-        "anchors": {one.name: one.assignment for one in anchors},
+        "anchors": {one.name: one.assignment for one in prepared.anchors},
         "sampler": prepared.sampler,
         "trials": prepared.trials,
         "confirmation_launches": 2 * ROUNDS,
@@ -66,20 +77,47 @@ def preview_lines(prepared: Prepared) -> list[str]:
         f"with sampler {plan['sampler']}, then {plan['confirmation_launches']} launches to confirm",
         f"model {plan['model']['name']}: {plan['model']['family']}, "
         f"{plan['model']['parameters']:,} parameters",
-        f"runs on {plan['topology']['processes']} × {plan['topology']['device']} "
-        f"with {', '.join(plan['backends'])}",
+        f"runs on {plan['topology']['processes']} × {_device(plan)} "
+        f"with {', '.join(plan['backends'])}, launcher {plan['launcher']}",
+        *_wrapped(f"versions: {_versions(plan['environment'])}"),
+        f"memory: {plan['memory_bytes'] / GIB:.1f} GiB for all processes together",
         f"an iteration: {plan['global_batch']} samples, {plan['tokens_per_iteration']:,.0f} tokens",
         f"space: {count} configurations",
         *(f"  {name}: {text}" for name, text in plan["params"].items()),
-        *(f"  always {name} = {value}" for name, value in plan["fixed"].items()),
+        *(f"  always {name} = {value_words(value)}" for name, value in plan["fixed"].items()),
         *(f"  constraint {text}" for text in plan["constraints"]),
-        f"baseline: {plain_params(plan['baseline'])}",
-        *(f"anchor {name}: {plain_params(values)}" for name, values in plan["anchors"].items()),
-        f"about {_minutes(plan['estimated_s']['typical'])}, "
-        f"at most {_minutes(plan['estimated_s']['longest'])}",
+        *_wrapped(f"baseline: {settings_words(plan['baseline'])}"),
+        *(line for name, values in plan["anchors"].items() for line in _anchor(plan, name, values)),
+        f"about {duration_text(plan['estimated_s']['typical'])}, "
+        f"at most {duration_text(plan['estimated_s']['longest'])}",
     ]
     return [*lines, *plan["notes"], "dry run: nothing was started or written"]
 
 
-def _minutes(seconds: float) -> str:
-    return f"{seconds / 60.0:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+def _anchor(plan: dict[str, Any], name: str, values: dict[str, Any]) -> list[str]:
+    changed = settings_words(changed_settings(values, plan["baseline"]))
+    return _wrapped(f"anchor {name}: {changed or 'as the baseline'}")
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(
+        text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _device(plan: Mapping[str, Any]) -> str:
+    names = sorted(set(plan["devices"]))
+    return ", ".join(names) if names else str(plan["topology"]["device"])
+
+
+def _memory_bytes(prepared: Prepared) -> int:
+    """What the processes of a trial may use together: the devices' memory, else the host's."""
+    topology = prepared.topology
+    if topology.device == "cpu":
+        return hostmemory.available_bytes()
+    return sum(device.memory_bytes for device in prepared.devices.found[: topology.processes])
+
+
+def _versions(environment: Mapping[str, Any]) -> str:
+    found = {"python": environment["python"], **environment["packages"]}
+    return ", ".join(f"{name} {version}" for name, version in found.items())

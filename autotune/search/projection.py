@@ -18,6 +18,7 @@ from autotune.contract.outcome import Outcome
 from autotune.errors import EnvironmentFault, InputError
 from autotune.search.events import EventSink, Message
 from autotune.space.canonical import label
+from autotune.space.domains import MAX_EXACT_INT
 from autotune.space.model import Choices, Param
 from autotune.space.search_space import SearchSpace
 from autotune.store import connection
@@ -32,7 +33,6 @@ OWNER: Final = "autotune:study"
 """User attribute that marks a study as ours."""
 NUMBER: Final = "trial"
 """User attribute of a trial: its number in our records."""
-EXACT: Final = 2**53
 
 
 class Projection:
@@ -227,7 +227,7 @@ class Projection:
         # Zero beside a logarithmic range: the scale is then only for the eye, and linear.
         log = domain.log and not any(extra <= 0 for extra in domain.also) and low > 0
         if all(isinstance(p, int) for p in points):
-            if not -EXACT <= low <= high <= EXACT:
+            if not -MAX_EXACT_INT <= low <= high <= MAX_EXACT_INT:
                 return None
             return IntDistribution(int(low), int(high), log=log)
         return FloatDistribution(float(low), float(high), log=log)
@@ -262,7 +262,7 @@ def _coordinate(value: Any, distribution: BaseDistribution) -> Any:
 
 def _plain(value: Any) -> Any:
     """``value`` as JSON data that a dashboard shows unharmed: no integer beyond a float's."""
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > EXACT:
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > MAX_EXACT_INT:
         return str(value)
     return value
 

@@ -13,6 +13,7 @@ from typing import cast
 
 from autotune import registry
 from autotune.contract import jsonfile
+from autotune.contract.duration import seconds_text
 from autotune.contract.folder import StudyFolder
 from autotune.contract.plan import Topology
 from autotune.errors import InterruptedSearch
@@ -99,7 +100,7 @@ def _search(
             _enter(prepared, recorder, runner, store, projection, events)
             loop = Loop(
                 settings=LoopSettings(
-                    trials=prepared.trials, anchors=request.anchors, early_stop=request.early_stop
+                    trials=prepared.trials, anchors=prepared.anchors, early_stop=request.early_stop
                 ),
                 planner=prepared.planner,
                 recorder=recorder,
@@ -226,7 +227,8 @@ def _so_far(recorder: StudyRecorder, trials: int) -> str:
     base = history.s_per_it(contents, baseline.number)
     if best is None or base is None:
         return text
-    return f"{text}; best so far: trial {ranked[0].number}, {best:.4g} s/it ({base / best:.2f}×)"
+    speed = f"{seconds_text(best)} s/it ({base / best:.2f}×)"
+    return f"{text}; best so far: trial {ranked[0].number}, {speed}"
 
 
 def _resume_hint(request: SearchRequest) -> str:

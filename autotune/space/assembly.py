@@ -74,7 +74,6 @@ class _Reader:
         self.stated: dict[str, Any] = {}
         self.baseline_backend = catalogue.backends[0]
         self.params: list[Param] = []
-        self.foreign: set[str] = set()
         self.dropped: list[Dropped] = []
         self.places: dict[str, Place] = {}
         self._note_places()

@@ -14,7 +14,8 @@ def read_unverified(root: Table, catalogue: Catalogue) -> dict[str, dict[str, An
     """Read ``unverified:``: engine name to keys.
 
     Raises:
-        SpaceError: Another engine, or a key that the knob tables or the workload know.
+        SpaceError: Another engine, one that takes no keys, or a key that the knob tables or the
+            workload know.
     """
     table = reading.table(root.get("unverified"), "unverified")
     found: dict[str, dict[str, Any]] = {}
@@ -22,15 +23,20 @@ def read_unverified(root: Table, catalogue: Catalogue) -> dict[str, dict[str, An
     for entry in sections.entries(table):
         owner = engines.get(entry.key)
         if owner is None:
-            names = [name for name, of in engines.items() if of in catalogue.backends]
+            live = set(catalogue.backends) - reasons.WITHOUT_KEYS.keys()
+            names = [name for name, of in engines.items() if of in live]
             raise entry.place.error(
                 f"unverified has keys of engines, not {reading.shown(entry.key)}",
-                hint=f"write unverified: {{{names[0]}: {{{entry.key}: …}}}}",
+                hint=f"write unverified: {{{names[0]}: {{{entry.key}: …}}}}" if names else None,
             )
         if owner not in catalogue.backends:
             raise entry.place.error(
                 f"unverified.{entry.key} does nothing: the backend is "
                 f"{', '.join(catalogue.backends)}"
+            )
+        if owner in reasons.WITHOUT_KEYS:
+            raise entry.place.error(
+                f"unverified.{entry.key} cannot be passed on: {reasons.WITHOUT_KEYS[owner]}"
             )
         inner = reading.table(entry.value, f"unverified.{entry.key}")
         if inner is not None:

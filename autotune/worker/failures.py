@@ -6,25 +6,13 @@ import time
 import traceback
 from typing import Final
 
-from autotune.backends.base import IncompatibleConfigError
+from autotune.contract import errortexts
 from autotune.contract.failures import FailureKind, Phase
 from autotune.contract.outcome import RankError
 from autotune.errors import EnvironmentFault
 
 MAX_TEXT: Final = 20_000
 """Longest message or traceback that goes into a record (characters; the end is kept)."""
-
-_DEVICE_MEMORY: Final = ("CUDA out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "out of memory on dev")
-_HOST_MEMORY: Final = ("DefaultCPUAllocator: not enough memory", "can't allocate memory")
-_PEER_LOST: Final = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "Timed out waiting",
-    "Socket Timeout",
-    "remote process exited",
-)
-_INFRA_TYPES: Final = ("DistBackendError", "DistNetworkError", "DistStoreError")
 
 
 class TrialError(Exception):
@@ -45,18 +33,6 @@ class NotInEffectError(TrialError):
     kind: FailureKind = "not_in_effect"
 
 
-class DeviceMemoryError(TrialError):
-    """The worst case does not fit into device memory with its margin."""
-
-    kind: FailureKind = "oom_device"
-
-
-class HostMemoryError(TrialError):
-    """The worst case does not fit into this process's share of host memory."""
-
-    kind: FailureKind = "oom_host"
-
-
 class PlanMismatchError(TrialError):
     """The ranks did not read the same plan."""
 
@@ -70,29 +46,14 @@ class InterruptedTrialError(TrialError):
 
 
 def kind_of(error: BaseException) -> FailureKind:
-    """Return the failure kind of an exception that ended a rank.
-
-    Types decide; the message only where the library has no type for it.
-    """
+    """Return the failure kind of an exception that ended a rank."""
     if isinstance(error, TrialError):
         return error.kind
-    if isinstance(error, IncompatibleConfigError):
-        return "incompatible"
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
-    if isinstance(error, MemoryError):
-        return "oom_host"
-    names = {cls.__name__ for cls in type(error).__mro__}
-    text = str(error)
-    if "OutOfMemoryError" in names or any(part in text for part in _DEVICE_MEMORY):
-        return "oom_device"
-    if any(part in text for part in _HOST_MEMORY):
-        return "oom_host"
-    if names.intersection(_INFRA_TYPES) or any(part in text for part in _PEER_LOST):
-        return "infra"
     if isinstance(error, EnvironmentFault):
         return "infra"
-    return "crash"
+    return errortexts.kind_of({cls.__name__ for cls in type(error).__mro__}, str(error))
 
 
 def rank_error(error: BaseException, *, phase: Phase, iteration: int | None) -> RankError:

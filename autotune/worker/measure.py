@@ -109,21 +109,15 @@ class Meter:
     def measure(self) -> None:
         """Time whole cycles until the plan's rules end the window."""
         self._heart.enter("measure")
-        start = time.perf_counter()
         verdict: rules.Verdict = "go_on"
         while verdict == "go_on":
-            self._run(self._cycle, self.timed)
+            self.window_s += self._run(self._cycle, self.timed)
             verdict = rules.window(self.timed.slowest_s, self._cycle, self._plan.measuring)
-        self.window_s = time.perf_counter() - start
         self.status = "stopped_early" if verdict == "slower" else "measured"
         self.peak_timed = self._memory.peak_bytes()
 
     def probe(self) -> None:
-        """Run the worst-case micro-step for its memory.
-
-        Raises:
-            TrialError: It does not fit with its margin (``oom_device`` or ``oom_host``).
-        """
+        """Run the worst-case micro-step for its memory."""
         self._heart.enter("probe")
         gc.enable()
         self._memory.reset()
@@ -131,18 +125,21 @@ class Meter:
         self.peak_worst = max(self.peak_timed, self._memory.peak_bytes())
         # No rank leaves while another still needs it for its own probe.
         self._stepper.exchange([float(self.peak_worst)])
-        fault = self._memory.fault(self.peak_worst, self._plan.memory_margin_share)
-        if fault is not None:
-            raise fault
 
-    def _run(self, count: int, into: Timed) -> None:
-        """Run ``count`` iterations, then let the ranks exchange times, losses and norms."""
+    def _run(self, count: int, into: Timed) -> float:
+        """Run ``count`` iterations, then let the ranks exchange times, losses and norms.
+
+        Returns:
+            Seconds from the first mark to the last by the host's clock, the exchange not included.
+        """
+        start = time.perf_counter()
         self._marks.mark()
         results: list[Iteration] = []
         for index in range(self._done, self._done + count):
             results.append(self._stepper.iterate(index))
             self._marks.mark()
         seconds = self._marks.take()
+        elapsed_s = time.perf_counter() - start
         losses = _numbers([result.loss for result in results])
         norms = _numbers([result.grad_norm for result in results])
         everyone = self._stepper.exchange([*seconds, *losses, *norms])
@@ -157,6 +154,7 @@ class Meter:
             gc.collect(1)
         if self._heart.phase != "check":
             _require_finite(into.losses[-count:], into.norms[-count:], self._done - count)
+        return elapsed_s
 
 
 def _numbers(values: Sequence[torch.Tensor | float]) -> list[float]:

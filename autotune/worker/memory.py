@@ -9,18 +9,12 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from autotune.worker.failures import DeviceMemoryError, HostMemoryError
+from autotune.contract import hostmemory
 
 if TYPE_CHECKING:
     import torch
-
-GIB: Final = 1024**3
-DEVICE_MARGIN_BYTES: Final = 2 * GIB
-"""Smallest margin on a device."""
-_UNLIMITED: Final = 2**60
-"""A cgroup limit above this is none."""
 
 
 class MemoryMeter(Protocol):
@@ -28,29 +22,13 @@ class MemoryMeter(Protocol):
 
     @property
     def limit_bytes(self) -> int:
-        """What this rank may use, margin not yet taken off."""
+        """What this rank may use. Whether its peak fits is for the coordinator to judge."""
 
     def reset(self) -> None:
         """Forget the peak so far."""
 
     def peak_bytes(self) -> int:
         """Peak since the last :meth:`reset`."""
-
-    def margin_bytes(self, share: float) -> int:
-        """What must stay free."""
-
-    def fault(self, peak: int, share: float) -> DeviceMemoryError | HostMemoryError | None:
-        """Return the fault if ``peak`` and its margin do not fit."""
-
-
-def fits_fault(what: str, peak: int, margin: int, limit: int) -> str | None:
-    """Return in words why ``peak`` bytes do not fit, or ``None``."""
-    if peak + margin <= limit:
-        return None
-    return (
-        f"the worst-case micro-step peaks at {peak / GIB:.2f} GiB of {what}; with a margin of "
-        f"{margin / GIB:.2f} GiB that is more than the {limit / GIB:.2f} GiB there are"
-    )
 
 
 class DeviceMeter:
@@ -74,13 +52,6 @@ class DeviceMeter:
         outside = total - free - self._cuda.memory_reserved(self._device)
         return int(self._cuda.max_memory_allocated(self._device) + max(0, outside))
 
-    def margin_bytes(self, share: float) -> int:
-        return max(int(share * self.limit_bytes), DEVICE_MARGIN_BYTES)
-
-    def fault(self, peak: int, share: float) -> DeviceMemoryError | None:
-        words = fits_fault("device memory", peak, self.margin_bytes(share), self.limit_bytes)
-        return DeviceMemoryError(words) if words else None
-
 
 class HostMeter:
     """Resident size of this process.
@@ -91,91 +62,16 @@ class HostMeter:
 
     def __init__(self, local_processes: int, *, proc: Path = Path("/proc")) -> None:
         self._proc = proc
-        self.limit_bytes = available_bytes(proc) // max(1, local_processes)
+        self.limit_bytes = hostmemory.available_bytes(proc) // max(1, local_processes)
 
     def reset(self) -> None:
         with contextlib.suppress(OSError):
             (self._proc / "self/clear_refs").write_text("5", encoding="ascii")
 
     def peak_bytes(self) -> int:
-        return _field_kib(self._proc / "self/status", "VmHWM") * 1024
-
-    def margin_bytes(self, share: float) -> int:
-        return int(share * self.limit_bytes)
-
-    def fault(self, peak: int, share: float) -> HostMemoryError | None:
-        words = fits_fault("resident memory", peak, self.margin_bytes(share), self.limit_bytes)
-        return HostMemoryError(words) if words else None
+        return hostmemory.field_bytes(self._proc / "self/status", "VmHWM")
 
 
 def meter_for(device: torch.device, local_processes: int) -> MemoryMeter:
     """Return the meter of the rank's device."""
     return DeviceMeter(device) if device.type == "cuda" else HostMeter(local_processes)
-
-
-def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the memory that new work can have: the machine's, or less where a cgroup says so.
-
-    Page cache of the cgroup counts as available, as it does in ``MemAvailable``.
-    """
-    available = _field_kib(proc / "meminfo", "MemAvailable") * 1024
-    for folder in _cgroup_folders(proc, cgroup):
-        room = _cgroup_room(folder)
-        if room is not None:
-            available = min(available, room)
-    return available
-
-
-def _cgroup_folders(proc: Path, cgroup: Path) -> list[Path]:
-    """Return this process's cgroup (version 2, or the memory controller of version 1) and up."""
-    try:
-        lines = (proc / "self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    folders: list[Path] = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            root = cgroup
-        elif "memory" in controllers.split(","):
-            root = cgroup / "memory"
-        else:
-            continue
-        own = root / path.lstrip("/")
-        folders += [own, *(parent for parent in own.parents if parent.is_relative_to(root))]
-    return folders
-
-
-def _cgroup_room(folder: Path) -> int | None:
-    for limit_file, usage_file, cache in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        try:
-            limit = (folder / limit_file).read_text(encoding="ascii").strip()
-            used = int((folder / usage_file).read_text(encoding="ascii"))
-        except (OSError, ValueError):
-            continue
-        if not limit.isdecimal() or int(limit) > _UNLIMITED:
-            continue
-        return max(0, int(limit) - used + _statistic(folder / "memory.stat", cache))
-    return None
-
-
-def _statistic(path: Path, name: str) -> int:
-    try:
-        for line in path.read_text(encoding="ascii").splitlines():
-            key, _, value = line.partition(" ")
-            if key == name:
-                return int(value)
-    except (OSError, ValueError):
-        return 0
-    return 0
-
-
-def _field_kib(path: Path, name: str) -> int:
-    for line in path.read_text(encoding="ascii").splitlines():
-        key, _, rest = line.partition(":")
-        if key == name:
-            return int(rest.split()[0])
-    raise OSError(f"{path} has no {name}")

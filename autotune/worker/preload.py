@@ -13,7 +13,13 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from autotune import registry
+from autotune.contract import processes
 
+HARMLESS_THREADS: Final = ("cuda",)
+"""Starts of names of threads that hold no lock a rank needs. The driver names NVML's own thread
+so: torch counts devices through NVML (``torch/cuda/__init__.py``, ``_raw_device_count_nvml``)
+and leaves it open, and ``nvmlShutdown`` does not end the thread. Ranks forked beside it ran NCCL,
+FSDP2 and ZeRO-3 (two H200, driver 580)."""
 COMMON: Final = (
     "torch",
     "torch.distributed",
@@ -87,7 +93,10 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:300]
 
 
-def device_is_initialised() -> bool:
-    """Whether an import has created a CUDA context, which no forked rank could use."""
+def why_no_fork() -> str | None:
+    """Return why a child of this process could hang or fail; ``None`` if it is sound."""
     torch = sys.modules.get("torch")
-    return torch is not None and bool(torch.cuda.is_initialized())
+    if torch is not None and torch.cuda.is_initialized():
+        return "an import has created a CUDA context"
+    names = [n for n in processes.other_threads() if not n.startswith(HARMLESS_THREADS)]
+    return f"an import has left threads ({', '.join(names)})" if names else None

@@ -21,8 +21,6 @@ from autotune.contract.protocol import Run
 
 LOOPBACK: Final = "127.0.0.1"
 """Where the ranks of one node meet: out of reach from outside."""
-LISTEN_FD: Final = "AUTOTUNE_LISTEN_FD"
-"""Variable of rank 0: descriptor of the listening socket for the rendezvous."""
 _LOG_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -40,7 +38,7 @@ def rank_environment(run: Run, rank: int, listener: socket.socket) -> dict[str, 
         processes.MARKER: run.job,
     }
     if rank == 0:
-        environment[LISTEN_FD] = str(listener.fileno())
+        environment[processes.LISTEN_FD] = str(listener.fileno())
     return environment
 
 

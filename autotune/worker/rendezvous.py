@@ -16,8 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from autotune.contract import jsonfile, smallfile
+from autotune.contract.failures import FailureKind
 from autotune.contract.plan import Plan
-from autotune.worker.rank_process import LISTEN_FD, LOOPBACK
+from autotune.contract.processes import LISTEN_FD
+from autotune.worker.failures import TrialError
+from autotune.worker.rank_process import LOOPBACK
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -27,8 +30,10 @@ DEFAULT_INIT_S: Final = 120.0
 """Limit for the ranks to meet, where the plan has no deadline for the phase ``init``."""
 
 
-class RendezvousError(RuntimeError):
+class RendezvousError(TrialError):
     """The ranks did not meet: a matter of the machine, never of the configuration."""
+
+    kind: FailureKind = "infra"
 
 
 def init_process_group(plan: Plan, rank: int, *, folder: Path | None = None) -> None:

@@ -6,8 +6,9 @@ and events are the JSON lines of :mod:`autotune.contract.protocol`, on the descr
 
 Rules that keep a forked rank as sound as a fresh process:
 
-- one OS thread, always: libraries are told so before they are imported, and the count is
-  checked before each fork (a child of a process with threads can hang on their locks);
+- one OS thread, always: libraries are told so before they are imported, and it is checked
+  before each fork (a child of a process with threads can hang on their locks). Where an import
+  leaves a thread all the same, the server says so and its launcher starts ranks cold;
 - no device is touched: checked after the imports;
 - all ranks of a trial are one process group, are killed by the kernel if the server dies, and
   are swept up after the trial with whatever they started.
@@ -50,6 +51,7 @@ class Server:
 
     def __init__(self, control: socket.socket, *, cold: bool) -> None:
         self._control = control
+        self._cold = cold
         self._become = rank_process.exec_rank if cold else rank_process.become_rank
         self._lines = protocol.Lines()
         self._trials: dict[str, Trial] = {}
@@ -121,9 +123,9 @@ class Server:
         return True
 
     def _start(self, run: Run) -> None:
-        threads = processes.thread_count()
-        if threads != 1:
-            raise ForkError(f"the fork server has {threads} threads; it may not fork")
+        problem = preload.why_no_fork()
+        if problem is not None and not self._cold:
+            raise ForkError(f"the fork server may not fork: {problem}")
         if len(run.job) != processes.MARKER_LENGTH or not run.job.isalnum():
             raise ForkError(f"{run.job!r} is no job id")
         if run.job in self._trials or run.processes < 1:
@@ -230,6 +232,7 @@ def _make_ready(options: argparse.Namespace) -> Ready:
         rss_bytes=processes.resident_bytes(),
         modules=count,
         missing=missing,
+        no_fork=None if options.cold else preload.why_no_fork(),
     )
 
 
@@ -243,11 +246,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.set_inheritable(options.control_fd, False)
     control = socket.socket(fileno=options.control_fd)
     ready = _make_ready(options)
-    threads = processes.thread_count()
-    if threads != 1 or preload.device_is_initialised():
-        problem = f"the imports left {threads} threads or touched a device; no rank can be forked"
-        control.sendall(protocol.encode(Problem(job=None, message=problem)))
-        return 1
     server = Server(control, cold=options.cold)
     server.send(ready)
     server.serve()

@@ -20,7 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from autotune.contract.folder import AttemptFolder
-from autotune.contract.outcome import RankMeasurement, RankRecord, RankStatus, ReadBack
+from autotune.contract.outcome import (
+    PeakMemory,
+    RankMeasurement,
+    RankRecord,
+    RankStatus,
+    ReadBack,
+)
 from autotune.contract.plan import Plan
 from autotune.errors import AutotuneError, EnvironmentFault
 from autotune.worker.failures import InterruptedTrialError, PlanMismatchError, rank_error
@@ -32,6 +38,7 @@ if TYPE_CHECKING:
 
     from autotune.backends.base import Engine
     from autotune.worker.measure import Meter
+    from autotune.worker.memory import MemoryMeter
 
 DONE: Final = 0
 FAILED: Final = 1
@@ -59,6 +66,7 @@ class _Session:
         self._started_at = time.time()
         self._heart = Heartbeat(folder.heartbeat_file(rank))
         self._digest = ""
+        self._memory: MemoryMeter | None = None
         self._lock = threading.Lock()
         self._recorded = False
 
@@ -82,8 +90,7 @@ class _Session:
         self._heart.enter("init")
         import torch
 
-        from autotune import registry
-        from autotune.backends.base import RankContext
+        from autotune.backends.base import RankContext, backend_of
         from autotune.data.stream import TokenStream
         from autotune.models.family import family_of
         from autotune.worker import attestation, memory, rendezvous
@@ -94,9 +101,10 @@ class _Session:
         rendezvous.init_process_group(plan, self._rank, folder=self._folder.path)
         _compare_digests(plan, place.device)
         meter_memory = memory.meter_for(place.device, place.local_processes)
+        self._memory = meter_memory
 
         self._heart.enter("build")
-        backend = registry.load("backends", plan.backend)()
+        backend = backend_of(plan.backend)
         context = RankContext(rank=self._rank, local_rank=place.local_rank, device=place.device)
         engine: Engine = backend.build(plan, context)
         family = family_of(plan.workload.model.family)
@@ -172,6 +180,8 @@ class _Session:
         if error is not None:
             counted = phase in ("check", "warmup", "measure", "probe")
             described = rank_error(error, phase=phase, iteration=iteration if counted else None)
+            if described.kind in ("oom_device", "oom_host"):
+                described = dataclasses.replace(described, peak_memory=self._peak())
         return RankRecord(
             rank=self._rank,
             pid=os.getpid(),
@@ -184,6 +194,15 @@ class _Session:
             error=described,
             measurement=measurement,
         )
+
+    def _peak(self) -> PeakMemory | None:
+        """Return the peak so far; a device that failed may not tell it."""
+        if self._memory is None:
+            return None
+        with contextlib.suppress(OSError, RuntimeError):
+            peak = self._memory.peak_bytes()
+            return PeakMemory(timed=peak, worst_case=peak, limit=self._memory.limit_bytes)
+        return None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

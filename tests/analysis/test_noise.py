@@ -3,14 +3,12 @@ import random
 import statistics
 
 import pytest
-from scipy import stats
 
 from autotune.analysis import noise
 
 
 def test_one_launch_tells_no_spread():
     assert noise.launch_spread([0.7]) is None
-    assert noise.summarise([0.7]) is None
 
 
 @pytest.mark.parametrize("launches", [2, 3, 4, 6, 12])
@@ -45,18 +43,3 @@ def test_equal_launches_have_no_spread():
 def test_times_that_are_no_times_are_refused(times):
     with pytest.raises(ValueError):
         noise.launch_spread(times)
-
-
-def test_summary_over_launches():
-    times = [0.77, 0.78, 0.76, 0.79, 0.775]
-    summary = noise.summarise(times)
-    logs = [math.log(t) for t in times]
-    low, high = stats.t.interval(0.95, 4, loc=statistics.fmean(logs), scale=stats.sem(logs))
-    assert summary.median == 0.775
-    assert summary.mean == pytest.approx(statistics.fmean(times))
-    assert (summary.low, summary.high) == pytest.approx((math.exp(low), math.exp(high)))
-
-
-def test_summary_always_holds_its_median():
-    summary = noise.summarise([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 30.0])
-    assert summary.low <= summary.median <= summary.high

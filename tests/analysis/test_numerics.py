@@ -64,6 +64,9 @@ def test_the_first_iteration_is_held_tighter_than_the_later_ones():
     assert first_problem(changed(0, loss=6.2436699 * factor), GATE) is not None
     assert first_problem(changed(1, loss=6.0747996 * factor), GATE) is None
     assert first_problem(changed(1, loss=6.0747996 * (1 + 2e-4)), GATE) is not None
+    assert first_problem(changed(0, grad_norm=0.93449 * (1 + 5e-4)), GATE) is not None
+    assert first_problem(changed(1, grad_norm=0.78568 * (1 + 5e-4)), GATE) is None
+    assert first_problem(changed(1, grad_norm=0.78568 * (1 + 2e-3)), GATE) is not None
 
 
 def test_the_first_fault_in_time_is_the_reason():

@@ -109,7 +109,6 @@ def test_loss_and_gradient_of_an_iteration_are_the_same_for_every_cut(tiny, cut)
     for one, two in zip(gradients, others, strict=True):
         assert (one - two).norm() <= 2e-6 * one.norm() + 1e-9
     for stream in streams(cut):
-        assert stream.real_tokens(1) == sum(LENGTHS[8:])
         assert stream.target_tokens(1) == sum(LENGTHS[8:]) - 8
     counted = sum(
         int((batch.labels != IGNORED).sum())
@@ -219,7 +218,6 @@ def test_tokenised_samples_train_only_on_their_spans(tmp_path):
     assert batch.attention_mask.tolist() == [[1, 1, 1, 1], [1, 1, 1, 0]]
     assert batch.labels.tolist() == [[6, 7, 8, IGNORED], [IGNORED, 11, IGNORED, IGNORED]]
     assert stream.target_tokens(0) == 4
-    assert stream.real_tokens(0) == 7
 
 
 def test_token_file_that_was_changed_is_refused(tmp_path):

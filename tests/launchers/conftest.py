@@ -1,13 +1,9 @@
 from __future__ import annotations
 
-import itertools
 import os
 
 import pytest
-from launching import HERE, WAIT_S, make_attempt, make_plan
-
-from autotune.contract.folder import StudyFolder
-from autotune.launchers.local import LocalLauncher
+from launching import HERE, open_bench
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -15,31 +11,6 @@ def _scripts_are_importable():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(HERE), prepend=os.pathsep)
         yield
-
-
-class Bench:
-    """A launcher with scripted ranks."""
-
-    def __init__(self, launcher: LocalLauncher, study: StudyFolder) -> None:
-        self.launcher = launcher
-        self.study = study
-        self._numbers = itertools.count()
-
-    def submit(self, *actions, **plan):
-        plan = make_plan(processes=len(actions), **plan)
-        folder = make_attempt(self.study, next(self._numbers), list(actions), plan)
-        return self.launcher.submit(folder, plan), folder
-
-    def run(self, *actions, **plan):
-        job, folder = self.submit(*actions, **plan)
-        status = self.launcher.poll(job, timeout_s=WAIT_S)
-        assert status.state == "ended"
-        return status, folder
-
-
-def open_bench(path, *, warm):
-    study = StudyFolder(path)
-    return Bench(LocalLauncher(study, 2, "cpu", warm, entry="scripted_ranks:run_rank"), study)
 
 
 @pytest.fixture(scope="module", params=["warm", "cold"])

@@ -13,8 +13,12 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     part for part in (str(HERE), os.environ.get("PYTHONPATH")) if part
 )
 
-from conftest import open_bench  # noqa: E402
-from launching import is_running, read_pid, wait_for  # noqa: E402
+from launching import (  # noqa: E402
+    is_running,
+    open_bench,
+    read_pid,
+    wait_for,
+)
 
 
 def main() -> int:

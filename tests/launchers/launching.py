@@ -1,7 +1,8 @@
-"""Plans and folders for the launcher's tests."""
+"""Plans, folders and launchers for the launcher's tests."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ import psutil
 
 from autotune.contract import plan as p
 from autotune.contract.folder import AttemptFolder, StudyFolder
+from autotune.launchers.local import LocalLauncher
 
 HERE = Path(__file__).parent
 WAIT_S = 60.0
@@ -91,3 +93,28 @@ def read_pid(path: Path) -> int | None:
         return int(path.read_text())
     except (OSError, ValueError):
         return None
+
+
+class Bench:
+    """A launcher with scripted ranks."""
+
+    def __init__(self, launcher: LocalLauncher, study: StudyFolder) -> None:
+        self.launcher = launcher
+        self.study = study
+        self._numbers = itertools.count()
+
+    def submit(self, *actions, **plan):
+        plan = make_plan(processes=len(actions), **plan)
+        folder = make_attempt(self.study, next(self._numbers), list(actions), plan)
+        return self.launcher.submit(folder, plan), folder
+
+    def run(self, *actions, **plan):
+        job, folder = self.submit(*actions, **plan)
+        status = self.launcher.poll(job, timeout_s=WAIT_S)
+        assert status.state == "ended"
+        return status, folder
+
+
+def open_bench(path, *, warm):
+    study = StudyFolder(path)
+    return Bench(LocalLauncher(study, 2, "cpu", warm, entry="scripted_ranks:run_rank"), study)

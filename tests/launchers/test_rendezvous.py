@@ -8,8 +8,7 @@ import subprocess
 import sys
 
 import psutil
-from conftest import open_bench
-from launching import HERE, WAIT_S, make_attempt, make_plan, read_pid, wait_for
+from launching import HERE, WAIT_S, make_attempt, make_plan, open_bench, read_pid, wait_for
 
 from autotune.contract.folder import StudyFolder
 

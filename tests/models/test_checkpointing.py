@@ -1,10 +1,49 @@
 """Activation checkpointing, proved on the live model (BUG-062 kind)."""
 
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
 from small_qwen3 import FAMILY, Inputs, materialised, small_model
 
 from autotune.models import checkpointing
+
+
+@dataclasses.dataclass
+class Recompute:
+    """What :func:`watch` saw."""
+
+    layers: int
+    """Checkpointable layers."""
+    forwards: int = 0
+    """Forward runs of their first inner parts, recomputation included."""
+
+    def seen(self, micro_steps: int) -> bool:
+        """Whether each layer ran twice in each of the ``micro_steps`` forward and backward."""
+        return self.layers > 0 and self.forwards == 2 * self.layers * micro_steps
+
+
+@contextlib.contextmanager
+def watch(module: torch.nn.Module) -> Iterator[Recompute]:
+    """Count how often the inside of each layer runs: proof of recomputation by its effect.
+
+    Hooks cost time; do not measure inside.
+    """
+    layers = checkpointing.checkpointable_layers(module)
+    result = Recompute(layers=len(layers))
+
+    def count(*_: Any) -> None:
+        result.forwards += 1
+
+    handles = [next(layer.children()).register_forward_pre_hook(count) for layer in layers]
+    try:
+        yield result
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def run(module: torch.nn.Module) -> None:
@@ -14,7 +53,7 @@ def run(module: torch.nn.Module) -> None:
 def test_off_unless_enabled():
     module = materialised(small_model())
     assert not checkpointing.is_active(module)
-    with checkpointing.watch(module) as seen:
+    with watch(module) as seen:
         run(module)
     assert seen.forwards == 3
     assert not seen.seen(micro_steps=1)
@@ -25,7 +64,7 @@ def test_enabled_means_recomputed_in_every_layer_with_the_same_gradients():
     checkpointing.enable_full(recomputed)
     assert checkpointing.is_active(recomputed)
     run(plain)
-    with checkpointing.watch(recomputed) as seen:
+    with watch(recomputed) as seen:
         run(recomputed)
         run(recomputed)
     assert seen.forwards == 2 * 2 * 3
@@ -55,7 +94,7 @@ def test_a_layer_left_out_is_noticed():
     FAMILY.layers(module)[1].gradient_checkpointing = False
     with pytest.raises(ValueError, match="on for some layers and off for others"):
         checkpointing.is_active(module)
-    with checkpointing.watch(module) as seen:
+    with watch(module) as seen:
         run(module)
     assert not seen.seen(micro_steps=1)
 
@@ -65,7 +104,7 @@ def test_a_switch_without_effect_is_noticed():
     checkpointing.enable_full(module)
     for layer in FAMILY.layers(module):
         layer._gradient_checkpointing_func = lambda function, *arguments: function(*arguments)
-    with checkpointing.watch(module) as seen:
+    with watch(module) as seen:
         run(module)
     assert not seen.seen(micro_steps=1)
 
@@ -86,6 +125,6 @@ def test_inside_fsdp2_and_inside_an_engine(single_process_group):
     engine.module = module
     assert checkpointing.is_active(engine)
     assert len(FAMILY.layers(engine)) == 3
-    with checkpointing.watch(engine) as seen:
+    with watch(engine) as seen:
         run(module)
     assert seen.seen(micro_steps=1)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from study_factory import GIB, StudyBuilder, failed, make_study, measured
 
+from autotune.analysis.launches import summarise, trimmed_ranks
 from autotune.contract import jsonfile
 from autotune.contract.outcome import PeakMemory
 from autotune.report.document import build
-from autotune.report.launches import summarise, trimmed_ranks
 from autotune.store.database import Store, default_url
 from autotune.store.importer import import_runs, read_study
 
@@ -115,6 +115,8 @@ def test_a_confirmed_best(study: StudyBuilder) -> None:
     assert made["best"]["peak_memory_bytes"] == {"timed": 2 * GIB, "worst_case": 3 * GIB}
     assert [again["role"] for again in made["remeasurements"]][:2] == ["baseline", "finalist"]
     assert made["trials"][1]["s_per_it"] == 0.50
+    assert made["trials"][1]["warmup_s"] == pytest.approx(5 * 0.50)
+    assert made["trials"][1]["compile_s"] == pytest.approx(0.50)
     assert made["trials"][1]["kind"] is None
     assert made["trials"][1]["peak_memory_bytes"] == 3 * GIB
 
@@ -316,4 +318,4 @@ def test_few_launches_take_the_hull_of_their_own_intervals() -> None:
     ]
     time = summarise(launches)
     assert time is not None
-    assert dataclasses.astuple(time) == pytest.approx((0.6, 0.49, 0.75, 0.6, 2))
+    assert dataclasses.astuple(time) == pytest.approx((0.6, 0.49, 0.75, 0.6))

@@ -10,7 +10,13 @@ from typing import Any
 
 from autotune.contract.failures import FailureKind, Phase
 from autotune.contract.folder import AttemptFolder
-from autotune.contract.outcome import RankError, RankMeasurement, RankRecord, ReadBack
+from autotune.contract.outcome import (
+    PeakMemory,
+    RankError,
+    RankMeasurement,
+    RankRecord,
+    ReadBack,
+)
 from autotune.contract.plan import CheckPoint, Plan
 from autotune.launchers.base import JobStatus, RankExit
 from autotune.search.events import Event
@@ -30,6 +36,7 @@ class Act:
     error: str | None = None
     error_type: str = "builtins.RuntimeError"
     kind: FailureKind | None = None
+    error_peak: PeakMemory | None = None
     phase: Phase = "measure"
     checks: tuple[CheckPoint, ...] = CHECKS
     peak_bytes: int = GIB
@@ -64,6 +71,7 @@ def record_of(plan: Plan, rank: int, act: Act) -> RankRecord:
             at=now + rank,
             phase=act.phase,
             kind=act.kind,
+            peak_memory=act.error_peak,
         )
     else:
         iterations = (act.s_per_it,) * (2 * plan.workload.distinct_batches)

@@ -10,7 +10,7 @@ import pytest
 from scripted import CHECKS, GIB, Act, Bench, record_of
 
 from autotune.contract.folder import AttemptFolder
-from autotune.contract.outcome import Outcome
+from autotune.contract.outcome import Outcome, PeakMemory
 from autotune.contract.plan import CheckPoint, Plan
 from autotune.launchers.base import JobStatus, RankExit
 from autotune.search.judging import judge
@@ -214,10 +214,40 @@ def test_memory_margin(plan: Plan, folder: AttemptFolder) -> None:
     assert kind(outcome) == "oom_host"
     assert outcome.failure is not None
     assert outcome.failure.measured_s_per_it == pytest.approx(0.1)
+    assert outcome.failure.rank == 1
+    assert outcome.failure.peak_memory is not None
     gpu = dataclasses.replace(plan, topology=dataclasses.replace(plan.topology, device="cuda"))
     near = Act(peak_bytes=int(8.5 * GIB), limit_bytes=10 * GIB)
     write(folder, gpu, near, near)
     assert kind(judge(gpu, folder, status())) == "oom_device"
+
+
+def test_each_rank_is_held_to_its_own_limit(plan: Plan, folder: AttemptFolder) -> None:
+    roomy = Act(peak_bytes=12 * GIB, limit_bytes=20 * GIB)
+    tight = Act(peak_bytes=5 * GIB, limit_bytes=8 * GIB)
+    write(folder, plan, roomy, tight)
+    assert judge(plan, folder, status()).state == "complete"
+
+
+def test_running_out_of_memory_names_rank_phase_and_peak(plan: Plan, folder: AttemptFolder) -> None:
+    peak = PeakMemory(timed=9 * GIB, worst_case=9 * GIB, limit=10 * GIB)
+    oom = Act(error="CUDA out of memory", kind="oom_device", phase="warmup", error_peak=peak)
+    write(folder, plan, Act(error="Connection reset by peer"), oom)
+    failure = judge(plan, folder, status(stopped_for="peer_failed")).failure
+    assert failure is not None
+    assert (failure.kind, failure.rank, failure.phase) == ("oom_device", 1, "warmup")
+    assert failure.peak_memory == peak
+
+
+def test_time_spent_on_iterations_is_no_overhead_of_a_failed_trial(
+    plan: Plan, folder: AttemptFolder
+) -> None:
+    act = Act(actual={"zero3.reduce_bucket_size": 1})
+    write(folder, plan, act, act)
+    outcome = judge(plan, folder, status())
+    assert outcome.state == "failed"
+    assert outcome.timed_s == pytest.approx(0.1 * 8)
+    assert outcome.overhead_s == pytest.approx(5.0 - 0.1 * 12)
 
 
 def test_value_not_in_effect_on_one_rank(plan: Plan, folder: AttemptFolder) -> None:
@@ -239,9 +269,12 @@ def test_gradient_norm_is_compared_with_the_baselines(plan: Plan, folder: Attemp
     assert kind(judge(compared, folder, status())) == "numerics"
 
 
-def test_ranks_must_agree_on_the_loss(plan: Plan, folder: AttemptFolder) -> None:
+def test_ranks_must_agree_on_loss_and_norm(plan: Plan, folder: AttemptFolder) -> None:
     other = (CheckPoint(loss=6.1, grad_norm=0.9), *CHECKS[1:])
     write(folder, plan, Act(), Act(checks=other))
+    assert kind(judge(plan, folder, status())) == "numerics"
+    norms = tuple(CheckPoint(loss=c.loss, grad_norm=c.grad_norm * 1.01) for c in CHECKS)
+    write(folder, plan, Act(), Act(checks=norms))
     assert kind(judge(plan, folder, status())) == "numerics"
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,9 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     assert "study my-space: 40 trials" in text
     assert "micro_batch: 3 is left out: global_batch 16 is not divisible" in text
     assert "baseline: micro_batch=1" in text
+    assert "runs on 2 × cpu with zero3, launcher local" in text
+    assert f"deepspeed {metadata.version('deepspeed')}" in text
+    assert "GiB for all processes together" in text
     assert not runs.exists()
     assert list(tmp_path.iterdir()) == [file]
 
@@ -98,6 +102,21 @@ def test_sampler_without_its_package_is_an_environment_fault(
     arguments = ["search", "--space", str(file), "--runs", str(tmp_path / "runs")]
     assert main([*arguments, "--set", "search.sampler=gp"]) == 3
     assert "pip install 'scipy" in capsys.readouterr().err
+
+
+def test_a_version_known_to_be_bad_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = metadata.version
+    monkeypatch.setattr(
+        metadata, "version", lambda name: "0.17.2+cu128" if name == "deepspeed" else found(name)
+    )
+    arguments = ["search", "--space", str(write(tmp_path)), "--runs", str(tmp_path / "runs")]
+    assert main(arguments) == 3
+    error = capsys.readouterr().err
+    assert "deepspeed 0.17.2 cannot be used with zero3" in error
+    assert "pip install --upgrade deepspeed" in error
+    assert not (tmp_path / "runs").exists()
 
 
 SMALL = ["--set", "workload.data.max_length=48", "--set", "workload.global_batch=8"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 from scripted import CHECKS, SPACE, Act, Bench, by_micro_batch
 
@@ -233,6 +236,53 @@ def test_interrupt_records_the_trial_and_the_same_command_goes_on(bench: Bench) 
     assert len(result.contents.trials) == history.counted(result.contents) == 6
 
 
+def test_second_signal_ends_a_search_whose_launcher_does_not_answer(bench: Bench) -> None:
+    """BUG-072: the entry is closed and the launcher told to end its processes all the same."""
+
+    def ask() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def prepare(launcher) -> None:
+        launcher.on_submit = lambda plan: ask() if plan.number == 1 else None
+        launcher.cancel = lambda job: ask()
+
+    def script(plan: Plan) -> Act:
+        return Act(forever=plan.number == 1)
+
+    with (
+        Interrupts() as interrupts,
+        pytest.raises(InterruptedSearch, match="after 1 of 6 trials") as caught,
+    ):
+        bench.search(script, interrupts=interrupts, prepare=prepare)
+    assert caught.value.exit_code == 130
+    assert bench.launcher is not None
+    assert bench.launcher.closed == 1
+    last = read_study(StudyFolder.of(bench.runs, "s")).trials[-1]
+    assert last.outcome is not None
+    assert last.outcome.state == "interrupted"
+
+
+def test_an_extra_value_beside_the_range_is_drawn_and_launched(bench: Bench) -> None:
+    """BUG-005: zero beside a logarithmic range reaches the plan as the integer 0."""
+    space = SPACE.replace(
+        BUCKETS,
+        "  stage3_prefetch_bucket_size: {type: int, low: 1e5, high: 5e8, log: true, also: [0]}\n",
+    )
+
+    def script(plan: Plan) -> Act:
+        return Act(s_per_it=1.0 if plan.config["zero3.stage3_prefetch_bucket_size"] else 0.5)
+
+    result = bench.search(script, space=space, trials=24, anchors=False)
+    best = result.contents.trial(result.verdict.best_trial or 0)
+    assert best is not None
+    assert bench.launcher is not None
+    value = next(p for p in bench.launcher.plans if p.key == best.header.key).config[
+        "zero3.stage3_prefetch_bucket_size"
+    ]
+    assert value == 0
+    assert type(value) is type(best.header.params["stage3_prefetch_bucket_size"]) is int
+
+
 def test_confirmation_resumes_in_the_middle(bench: Bench) -> None:
     interrupts = Interrupts()
 
@@ -302,10 +352,13 @@ def failing_first(result) -> set[str]:
 
 
 def test_noise_is_measured_every_eight_trials_and_used_for_racing(bench: Bench) -> None:
-    result = bench.search(by_micro_batch, trials=18)
+    result = bench.search(by_micro_batch, trials=17)
     noise = [a for a in result.contents.remeasurements if a.header.round is None]
-    assert len(noise) == 2
+    assert [(a.header.role, a.header.trial) for a in noise] == [("baseline", 0)] * 2
     assert bench.launcher is not None
+    search = bench.launcher.plans[: 17 + len(noise)]
+    again = [index for index, plan in enumerate(search) if plan.purpose == "remeasurement"]
+    assert again == [8, 8 + 1 + 8]
     trials = bench.launcher.trials()
     assert trials[0].measuring.racing is None
     assert all(plan.measuring.racing is not None for plan in trials[1:])

@@ -151,6 +151,11 @@ def test_unverified_passes_nothing_that_is_known(load: Load, inner: str, words: 
         load(rest=f"unverified: {{deepspeed: {inner}}}\n")
 
 
+def test_fsdp2_has_no_keys_to_pass_through(load: Load) -> None:
+    with pytest.raises(SpaceError, match="unverified.fsdp2 cannot be passed on"):
+        load(backend="fsdp2", rest="unverified: {fsdp2: {x: 1}}\n")
+
+
 @pytest.mark.parametrize(
     ("param", "words"),
     [

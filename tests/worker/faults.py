@@ -103,12 +103,6 @@ def other_plan_on_rank_1(rank: int) -> None:
         AttemptFolder.read_plan = lambda self: dataclasses.replace(original(self), key="other")
 
 
-def little_memory(rank: int) -> None:
-    from autotune.worker import memory
-
-    memory.available_bytes = lambda *args: 300 * 1024**2
-
-
 def memory_error_on_rank_1(rank: int) -> None:
     def change(engine: Any) -> None:
         def backward(loss: Any, *, last: bool) -> None:

@@ -11,11 +11,13 @@ from support_trials import QUICK, make_plan
 
 from autotune.analysis.timing import Interval
 from autotune.backends.base import IncompatibleConfigError
+from autotune.contract import hostmemory
 from autotune.contract.outcome import ReadBack
 from autotune.contract.plan import Racing
 from autotune.errors import EnvironmentFault
 from autotune.worker import attestation, failures, memory, timing
 from autotune.worker.heartbeat import Heartbeat
+from autotune.worker.rendezvous import RendezvousError
 
 RULES = dataclasses.replace(
     QUICK, warmup_max_cycles=4, window_iterations=24, window_s=4.0, interval_share=0.05
@@ -91,6 +93,8 @@ class DistBackendError(RuntimeError):
         (DistBackendError("NCCL error"), "infra"),
         (RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer"), "infra"),
         (EnvironmentFault("disk"), "infra"),
+        (RendezvousError("no rank 0 wrote rendezvous.json within 120 s"), "infra"),
+        (RuntimeError("std::bad_alloc"), "oom_host"),
         (KeyboardInterrupt(), "interrupted"),
         (failures.NumericsError("nan"), "numerics"),
         (ValueError("an error in some text about memory"), "crash"),
@@ -106,48 +110,9 @@ def test_an_endless_message_is_cut() -> None:
     assert len(record.traceback) <= failures.MAX_TEXT
 
 
-def _proc(path: Path, *, available_kib: int, cgroup: str) -> Path:
-    (path / "self").mkdir(parents=True)
-    (path / "meminfo").write_text(f"MemTotal: 999 kB\nMemAvailable: {available_kib} kB\n")
-    (path / "self/cgroup").write_text(cgroup)
-    return path
-
-
-def test_available_memory_without_a_limit(tmp_path: Path) -> None:
-    proc = _proc(tmp_path / "proc", available_kib=1000, cgroup="0::/\n")
-    assert memory.available_bytes(proc, tmp_path / "none") == 1_024_000
-
-
-def test_the_tightest_cgroup_above_counts(tmp_path: Path) -> None:
-    proc = _proc(tmp_path / "proc", available_kib=1000, cgroup="0::/job/step\n")
-    root = tmp_path / "cgroup"
-    for folder, limit, used, cache in [("job", "600000", 300000, 50000), ("job/step", "max", 1, 0)]:
-        (root / folder).mkdir(parents=True, exist_ok=True)
-        (root / folder / "memory.max").write_text(f"{limit}\n")
-        (root / folder / "memory.current").write_text(f"{used}\n")
-        (root / folder / "memory.stat").write_text(f"anon 7\ninactive_file {cache}\n")
-    assert memory.available_bytes(proc, root) == 350_000
-
-
-def test_version_1_cgroups_count_too(tmp_path: Path) -> None:
-    proc = _proc(tmp_path / "proc", available_kib=1000, cgroup="4:memory:/a\n2:cpu:/\n")
-    folder = tmp_path / "cgroup/memory/a"
-    folder.mkdir(parents=True)
-    (folder / "memory.limit_in_bytes").write_text("500000\n")
-    (folder / "memory.usage_in_bytes").write_text("400000\n")
-    (folder / "memory.stat").write_text("total_inactive_file 10000\n")
-    assert memory.available_bytes(proc, tmp_path / "cgroup") == 110_000
-
-
-def test_memory_must_fit_with_its_margin() -> None:
-    gib = memory.GIB
-    assert memory.fits_fault("memory", 9 * gib, gib, 10 * gib) is None
-    assert "9.50 GiB" in str(memory.fits_fault("memory", int(9.5 * gib), gib, 10 * gib))
-
-
 def test_resident_peak_follows_allocations() -> None:
     meter = memory.HostMeter(2)
-    assert meter.limit_bytes <= memory.available_bytes() * 1.5 / 2
+    assert meter.limit_bytes <= hostmemory.available_bytes() * 1.5 / 2
     before = meter.peak_bytes()
     block = bytearray(64 * 1024**2)
     block[::4096] = b"x" * len(block[::4096])

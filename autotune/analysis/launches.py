@@ -21,7 +21,6 @@ class LaunchTime:
     low: float
     high: float
     mean: float
-    num_launches: int
 
 
 def summarise(launches: Sequence[Measurement]) -> LaunchTime | None:
@@ -46,7 +45,6 @@ def summarise(launches: Sequence[Measurement]) -> LaunchTime | None:
         low=min(low, median),
         high=max(high, median),
         mean=statistics.fmean(times),
-        num_launches=len(times),
     )
 
 
