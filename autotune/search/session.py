@@ -7,7 +7,7 @@ import dataclasses
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -52,17 +52,18 @@ def run_search(
         InterruptedSearch: It was stopped; the hint has the command that resumes.
     """
     own = Interrupts() if interrupts is None else contextlib.nullcontext(interrupts)
-    with own as signals, tempfile.TemporaryDirectory(prefix="autotune-") as staging:
+    staging = tempfile.TemporaryDirectory(prefix="autotune-")
+    with own as signals, staging:
         try:
             with signals.at_once():
-                prepared = prepare(request, staging=Path(staging))
+                prepared = prepare(request, staging=Path(staging.name))
                 store = _open_store(request)
         except KeyboardInterrupt:
             raise InterruptedSearch(
                 "interrupted before anything was started", hint=_resume_hint(request)
             ) from None
         with contextlib.closing(store):
-            return _search(request, prepared, store, events, signals)
+            return _search(request, prepared, store, events, signals, staging.cleanup)
 
 
 def dry_run(request: SearchRequest) -> Prepared:
@@ -77,14 +78,16 @@ def _search(
     store: Store,
     events: EventSink,
     interrupts: Interrupts,
+    end_staging: Callable[[], None],
 ) -> SearchResult:
     folder = prepared.folder
-    projection = Projection(store.url, folder.name, prepared.space, events)
+    projection = Projection(store, folder.name, prepared.space, events)
     projection.check()
     with _study_lock(folder):
         recorder = StudyRecorder(folder, store)
         make = request.make_launcher or _local
         prepared = _with_own_data(prepared)
+        end_staging()  # not at the end: a killed coordinator should leave nothing outside
         runner = Runner(
             launcher=make(folder, prepared.topology, prepared.space),
             recorder=recorder,
@@ -164,11 +167,12 @@ def _open_store(request: SearchRequest) -> Store:
     """Open the database; one that is named and cannot be used leaves no runs folder behind."""
     if request.storage is not None:
         return Store(request.storage)
+    url = default_url(request.runs)
     try:
         request.runs.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise jsonfile.unwritable(request.runs, error) from error
-    return Store(default_url(request.runs))
+    return Store(url)
 
 
 @contextlib.contextmanager
