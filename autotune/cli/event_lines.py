@@ -91,7 +91,8 @@ def progress_text(progress: Progress) -> str:
 
 def _started(event: SearchStarted) -> str:
     if not event.resumed:
-        return f"study {event.study}: {event.trials} trials, sampler {event.sampler}"
+        count = "1 trial" if event.trials == 1 else f"{event.trials} trials"
+        return f"study {event.study}: {count}, sampler {event.sampler}"
     return (
         f"study {event.study} goes on: {event.counted} of {event.trials} trials are done, "
         f"sampler {event.sampler} learns from {event.observations}"

@@ -211,7 +211,8 @@ class Loop:
             return "already launched"
         if history.is_too_large(self._contents, config):
             return "needs at least the memory of one that did not fit"
-        return self._planner.refusal(config)
+        refusal = self._planner.refusal(config)
+        return None if refusal is None else refusal.reason
 
     def _open(self, origin: str, config: Config) -> TrialRecord:
         number = self._recorder.next_number("trial")

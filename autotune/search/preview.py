@@ -89,7 +89,7 @@ def preview_lines(prepared: Prepared) -> list[str]:
         *_wrapped(f"baseline: {settings_words(plan['baseline'])}"),
         *(line for name, values in plan["anchors"].items() for line in _anchor(plan, name, values)),
         f"about {duration_text(plan['estimated_s']['typical'])}, "
-        f"at most {duration_text(plan['estimated_s']['longest'])}",
+        f"at most {duration_text(plan['estimated_s']['longest'])} (max_trial_time, every launch)",
     ]
     return [*lines, *plan["notes"], "dry run: nothing was started or written"]
 

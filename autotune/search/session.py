@@ -164,7 +164,10 @@ def _enter(
 
 
 def _open_store(request: SearchRequest) -> Store:
-    url = request.storage or default_url(request.runs)
+    """Open the database; one that is named and cannot be used leaves no runs folder behind."""
+    if request.storage is not None:
+        return Store(request.storage)
+    url = default_url(request.runs)
     try:
         request.runs.mkdir(parents=True, exist_ok=True)
     except OSError as error:
