@@ -57,7 +57,7 @@ def test_an_existing_path_wins_over_a_shipped_name(
     assert find_space("zero3.yaml").is_absolute()
     Path("zero3.yaml").write_text(MINIMAL)
     assert load_space("zero3.yaml").workload.global_batch == 4
-    assert load_space("zero3").workload.global_batch == 16
+    assert load_space("zero3").workload.global_batch == 8
 
 
 @pytest.mark.parametrize("name", ["zero4.yaml", "sub/zero3.yaml", "", "../zero3.yaml", "a\0b"])
