@@ -18,8 +18,8 @@ from autotune.contract import processes
 HARMLESS_THREADS: Final = ("cuda",)
 """Starts of names of threads that hold no lock a rank needs. The driver names NVML's own thread
 so: torch counts devices through NVML (``torch/cuda/__init__.py``, ``_raw_device_count_nvml``)
-and leaves it open; a call of ``nvmlShutdown`` after the imports left it there. Ranks forked beside it ran NCCL,
-FSDP2 and ZeRO-3 (two H200, driver 580)."""
+and leaves it open; a call of ``nvmlShutdown`` after the imports left it there. Ranks forked beside
+it ran NCCL, FSDP2 and ZeRO-3 (two H200, driver 580)."""
 COMMON: Final = (
     "torch",
     "torch.distributed",
