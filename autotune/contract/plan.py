@@ -128,6 +128,22 @@ class Schedule:
         """The largest number of micro-steps per rank in any iteration."""
         return max(len(batch.ranks[0].micro_steps) for batch in self.batches)
 
+    @property
+    def meets_worst_case(self) -> bool:
+        """Whether each rank ends some iteration with a micro-step of the worst case's shape.
+
+        The last one is what counts: the gradients of those before it are held meanwhile. Only
+        iterations with the most micro-steps do, for then as many are held as can be.
+        """
+        worst = (self.worst_case.rows, self.worst_case.length)
+        most = self.micro_steps
+        full = [batch for batch in self.batches if len(batch.ranks[0].micro_steps) == most]
+        lasts = [[rank.micro_steps[-1] for rank in batch.ranks] for batch in full]
+        return all(
+            any((step.rows, step.length) == worst for step in mine)
+            for mine in zip(*lasts, strict=True)
+        )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Workload:

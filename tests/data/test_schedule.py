@@ -181,3 +181,23 @@ def test_stream_of_the_wrong_size_is_refused():
 def test_worst_case_is_the_largest_shape_that_the_cut_allows(limits, shape):
     step = worst_case(max_length=512, global_batch=16, **limits)
     assert (step.rows, step.length, step.samples) == (*shape, ())
+
+
+@pytest.mark.parametrize(
+    ("lengths", "how", "met"),
+    [
+        # Four rows on two ranks, one row a step: each rank's second step has to be a full one.
+        ([9, 9, 64, 64], {"rows": 1}, True),
+        ([64, 64, 9, 9], {"rows": 1}, False),  # full ones first: no gradients are held meanwhile
+        ([9, 9, 9, 64], {"rows": 1}, False),  # one rank of two
+        ([9, 9, 9, 64, 9, 9, 64, 9], {"rows": 1, "batches": 2}, True),  # each rank in its own batch
+        ([9, 64, 64, 9], {"rows": 2}, True),  # one full row makes the whole step as long
+        ([9, 63, 63, 9], {"rows": 2}, False),
+        ([64, 64, 64, 64], {"tokens": 128}, True),
+        ([40, 40, 40, 40], {"tokens": 128}, False),  # 3 × 40 tokens are less than 2 × 64
+        # The second batch needs one step where the first needs two: nothing is held in it.
+        ([64, 64, 9, 9, 9, 9, 64, 64], {"tokens": 64, "batches": 2}, False),
+    ],
+)
+def test_whether_the_window_meets_the_worst_case_on_every_rank(lengths, how, met):
+    assert cut(lengths, **how).meets_worst_case is met

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 import torch
 from support_trials import make_plan
 
+from autotune.contract.plan import Samples
+from autotune.data.schedule import make_schedule
 from autotune.worker.heartbeat import Heartbeat
 from autotune.worker.measure import Meter
 from autotune.worker.step import Iteration
@@ -32,6 +35,7 @@ class OneRank:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self.probed: int | None = None
 
     def iterate(self, index: int) -> Iteration:
         self._clock.now += ITERATION_S
@@ -42,9 +46,21 @@ class OneRank:
         return torch.tensor([list(values)], dtype=torch.float64)
 
 
-class NoMemory:
+    def probe(self, micro_steps: int) -> None:
+        self.probed = micro_steps
+
+
+class Memory:
+    """Seven bytes so far, nine after a reset."""
+
+    def __init__(self) -> None:
+        self._peak = 7
+
+    def reset(self) -> None:
+        self._peak = 9
+
     def peak_bytes(self) -> int:
-        return 1
+        return self._peak
 
 
 def test_what_ranks_do_between_cycles_is_not_timed(
@@ -53,10 +69,32 @@ def test_what_ranks_do_between_cycles_is_not_timed(
     clock = Clock()
     monkeypatch.setattr(time, "perf_counter", clock)
     plan = make_plan("fsdp2")
-    rank, memory = OneRank(clock), NoMemory()
+    rank, memory = OneRank(clock), Memory()
     heart = Heartbeat(tmp_path / "heartbeat-0.json")
     stubs: tuple[Any, Any] = (rank, memory)
     meter = Meter(plan, *stubs, torch.device("cpu"), heart)
     meter.measure()
     assert meter.timed.mine_s == [ITERATION_S] * 2
     assert meter.window_s == 2 * ITERATION_S
+
+
+@pytest.mark.parametrize(("length", "probed", "peak"), [(16, None, 7), (17, 2, 9)])
+def test_probe_runs_only_what_the_window_did_not(
+    tmp_path: Path, length: int, probed: int | None, peak: int
+) -> None:
+    schedule = make_schedule(
+        Samples(lengths=(16,) * 4, max_length=length, seed=0, source="ultrachat-like"),
+        global_batch=4,
+        distinct_batches=1,
+        batching="padded",
+        micro_batch=1,
+        max_tokens=None,
+        processes=2,
+    )
+    plan = dataclasses.replace(make_plan("fsdp2"), schedule=schedule)
+    rank, memory = OneRank(Clock()), Memory()
+    stubs: tuple[Any, Any] = (rank, memory)
+    meter = Meter(plan, *stubs, torch.device("cpu"), Heartbeat(tmp_path / "heartbeat-0.json"))
+    meter.peak_timed = 7
+    meter.probe()
+    assert (rank.probed, meter.peak_worst) == (probed, peak)
