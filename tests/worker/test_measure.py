@@ -45,7 +45,6 @@ class OneRank:
         self._clock.now += EXCHANGE_S
         return torch.tensor([list(values)], dtype=torch.float64)
 
-
     def probe(self, micro_steps: int) -> None:
         self.probed = micro_steps
 
