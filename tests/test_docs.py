@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.knobs import fsdp2, workload, zero3
+from autotune.knobs import ddp, fsdp2, workload, zero3
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -19,7 +19,7 @@ def hook():
     return module
 
 
-@pytest.mark.parametrize("owner", [workload, zero3, fsdp2])
+@pytest.mark.parametrize("owner", [workload, zero3, fsdp2, ddp])
 def test_every_knob_has_a_row_of_seven_cells(hook, owner):
     name = owner.__name__.rpartition(".")[2]
     rows = hook.on_page_markdown(f"before\n<!-- knobs: {name} -->\nafter").splitlines()[1:-1]
