@@ -10,18 +10,18 @@ import shutil
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from autotune.backends.base import backend_of
-from autotune.contract import hostmemory
 from autotune.contract.folder import StudyFolder, check_study_name
 from autotune.contract.plan import Topology, Workload
-from autotune.errors import EnvironmentFault, InputError, NothingFeasibleError
+from autotune.errors import EnvironmentFault, InputError
 from autotune.knobs.known_bad import KNOWN_BAD
 from autotune.search import disk
 from autotune.search.anchors import Anchor, find_anchors
 from autotune.search.devices import Devices, find_topology, visible_devices
 from autotune.search.earlier import earlier_bests
+from autotune.search.fitting import fitting
 from autotune.search.planning import Planner
 from autotune.search.proposals import sampler_name
 from autotune.search.request import SearchRequest
@@ -29,10 +29,6 @@ from autotune.search.workload import context_of, make_workload
 from autotune.space.loader import find_space, load_space
 from autotune.space.search_space import SearchSpace
 from autotune.store.provenance import environment, environment_fingerprint
-
-_BYTES: Final = {"fp32": 4, "bf16": 2}
-_ADAM_BYTES: Final = 8
-"""Two float32 moments a parameter."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,6 +77,7 @@ def prepare(request: SearchRequest, *, staging: Path) -> Prepared:
     space = loaded.on(topology)
     _take_earlier_tokens(folder, staging)
     workload = make_workload(space, data_folder=staging)
+    space = fitting(space, workload, topology, devices)
     facts = environment(topology)
     planner = Planner(study=folder.name, space=space, workload=workload, topology=topology)
     baseline = space.baseline_config()
@@ -90,7 +87,6 @@ def prepare(request: SearchRequest, *, staging: Path) -> Prepared:
             f"{space.file}: the baseline cannot run here: {refusal}",
             hint="change baseline, fixed or workload in the space file",
         )
-    _check_memory(workload, topology, devices)
     earlier = earlier_bests(request.runs, but=folder.name, workload=workload, topology=topology)
     return Prepared(
         folder=folder,
@@ -126,31 +122,6 @@ def _take_earlier_tokens(folder: StudyFolder, staging: Path) -> None:
     for path in folder.data.glob("tokens-*.json"):
         with contextlib.suppress(OSError):
             shutil.copy2(path, staging / path.name)
-
-
-def least_memory_bytes(workload: Workload) -> int:
-    """Bytes of weights, gradients and Adam's moments of one copy of the model.
-
-    However finely it is sharded, all ranks together hold at least this.
-    """
-    precision = workload.precision
-    each = _BYTES[precision.master] + _BYTES[precision.accumulate] + _ADAM_BYTES
-    return workload.model.num_parameters * each
-
-
-def _check_memory(workload: Workload, topology: Topology, devices: Devices) -> None:
-    need = least_memory_bytes(workload)
-    if topology.device == "cuda":
-        have = sum(one.memory_bytes for one in devices.found[: topology.processes])
-    else:
-        have = hostmemory.total_bytes()
-    if need > have:
-        gib = 1024**3
-        raise NothingFeasibleError(
-            f"{workload.model.name} cannot be trained here: weights, gradients and Adam's moments "
-            f"take {need / gib:.1f} GiB over all processes, and {have / gib:.1f} GiB are there",
-            hint="take a smaller model, bf16, or more devices",
-        )
 
 
 def _check_packages(space: SearchSpace) -> None:
