@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from autotune.backends.base import Refusal
 from autotune.contract.plan import Plan, Precision, Topology, Workload
 from autotune.knobs.ddp import KNOBS
 
@@ -48,7 +49,7 @@ class DdpBackend:
 
     def validate(
         self, config: Mapping[str, Any], workload: Workload, topology: Topology
-    ) -> str | None:
+    ) -> Refusal | None:
         """Return what cannot hold here, in words."""
         return _refused_static(config, workload, topology) or _refused_precision(workload.precision)
 
@@ -110,7 +111,7 @@ def _values(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _refused_static(
     config: Mapping[str, Any], workload: Workload, topology: Topology
-) -> str | None:
+) -> Refusal | None:
     """A static graph needs each backward to be synchronised: one micro-step an iteration.
 
     How many micro-steps a cut by tokens makes is known only once it is made, so there it is
@@ -120,22 +121,26 @@ def _refused_static(
         return None
     rows = config.get("workload.micro_batch")
     if rows is None:
-        return "static_graph cannot be used with max_tokens, which cuts batches unlike one another"
+        reason = (
+            "static_graph cannot be used with max_tokens, which cuts batches unlike one another"
+        )
+        return Refusal(about="ddp.static_graph", reason=reason)
     steps = workload.global_batch // (rows * topology.processes)
     if steps > 1:
         whole = workload.global_batch // topology.processes
-        return f"{_SEVERAL}; micro_batch {rows} makes {steps}, and micro_batch {whole} would make 1"
+        reason = f"{_SEVERAL}; micro_batch {rows} makes {steps}, and {whole} would make 1"
+        return Refusal(about="ddp.static_graph", reason=reason)
     return None
 
 
-def _refused_precision(precision: Precision) -> str | None:
-    master = precision.master
+def _refused_precision(precision: Precision) -> Refusal | None:
+    master, reason = precision.master, None
     if (precision.accumulate, precision.reduce) != (master, master):
-        return (
+        reason = (
             "DDP accumulates and reduces gradients in the format of the weights: master "
             f"{master} with accumulate {precision.accumulate} and reduce {precision.reduce} "
             "cannot be"
         )
-    if precision.compute == "fp32" and master != "fp32":
-        return "bf16 master weights under fp32 compute would round every update twice"
-    return None
+    elif precision.compute == "fp32" and master != "fp32":
+        reason = "bf16 master weights under fp32 compute would round every update twice"
+    return None if reason is None else Refusal(about="workload.precision", reason=reason)

@@ -22,8 +22,8 @@ def _topology(processes: int) -> Topology:
 @pytest.mark.parametrize(
     ("cut", "processes", "words"),
     [
-        ({"workload.micro_batch": 2}, 2, "makes 4, and micro_batch 8 would make 1"),
-        ({"workload.micro_batch": 8}, 1, "makes 2, and micro_batch 16 would make 1"),
+        ({"workload.micro_batch": 2}, 2, "makes 4, and 8 would make 1"),
+        ({"workload.micro_batch": 8}, 1, "makes 2, and 16 would make 1"),
         ({"workload.micro_batch": None, "workload.max_tokens": 4096}, 2, "max_tokens"),
     ],
 )
