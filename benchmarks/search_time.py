@@ -34,12 +34,13 @@ def one_search(space: str, trials: int) -> dict[str, Any]:
         )
         total_s = time.time() - started
         outcomes = folder.glob("runs/bench/trials/*/attempt-*/outcome.json")
-        last_s = max(outcome.stat().st_mtime for outcome in outcomes) - started
+        ends_s = sorted(outcome.stat().st_mtime - started for outcome in outcomes)
         document = harness.report("bench", folder=folder)
     return {
         "trials": trials,
         "space": space,
-        "to_last_trial_s": round(last_s, 2),
+        "to_last_trial_s": round(ends_s[-1], 2),
+        "trial_ends_s": [round(end, 2) for end in ends_s],
         "with_confirmation_s": round(total_s, 2),
         "counts": document["counts"],
         "verdict": document["best"]["verdict"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -22,6 +23,8 @@ from launching import (  # noqa: E402
 
 
 def main() -> int:
+    # A suite that runs in the background of a script inherits an ignored Ctrl-C, and so would this.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     bench = open_bench(Path(sys.argv[1]) / "study", warm=False)
     _, first = bench.submit(["ignore_term"], ["sleep", 600])
     _, second = bench.submit(["daemons", ["sleep", 600]], ["sleep", 600])
