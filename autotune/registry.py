@@ -20,6 +20,7 @@ BUILTIN: Final[dict[Kind, dict[str, str]]] = {
     "backends": {
         "zero3": "autotune.backends.deepspeed:Zero3Backend",
         "fsdp2": "autotune.backends.fsdp2:Fsdp2Backend",
+        "ddp": "autotune.backends.ddp:DdpBackend",
     },
     "launchers": {
         "local": "autotune.launchers.local:LocalLauncher",

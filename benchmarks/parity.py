@@ -1,4 +1,4 @@
-"""Do ZeRO-3 and FSDP2 compute the same? Ten configurations of each on two real gloo ranks.
+"""Do ZeRO-3, FSDP2 and DDP compute the same? Twelve configurations of each on two real gloo ranks.
 
     PYTHONPATH=. python benchmarks/parity.py [--output parity.json]
 
@@ -34,10 +34,11 @@ class Case:
     workload: dict[str, Any] = dataclasses.field(default_factory=dict)
     zero3: dict[str, Any] = dataclasses.field(default_factory=dict)
     fsdp2: dict[str, Any] = dataclasses.field(default_factory=dict)
+    ddp: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def changes(self, backend: str) -> dict[str, Any]:
         """Knobs by full name."""
-        own = self.zero3 if backend == "zero3" else self.fsdp2
+        own: dict[str, Any] = getattr(self, backend)
         cut = {f"workload.{key}": value for key, value in self.workload.items()}
         return cut | {f"{backend}.{key}": value for key, value in own.items()}
 
@@ -49,24 +50,28 @@ CASES = (
         workload={"micro_batch": 1},
         zero3={"stage3_param_persistence_threshold": 0},
         fsdp2={"reshard_after_forward": False},
+        ddp={"gradient_as_bucket_view": True},
     ),
     Case(
         name="4 rows, all persistent, prefetch depth 2",
         workload={"micro_batch": 4},
         zero3={"stage3_param_persistence_threshold": 10_000_000},
         fsdp2={"forward_prefetch": 2, "backward_prefetch": 2},
+        ddp={"bucket_cap_mb": 1},
     ),
     Case(
         name="8 rows, reduce bucket 1, two layers a unit",
         workload={"micro_batch": 8},
         zero3={"reduce_bucket_size": 1},
         fsdp2={"layers_per_unit": 2},
+        ddp={"static_graph": True, "bucket_cap_mb": 1},
     ),
     Case(
         name="at most 150 tokens, no prefetch",
         workload={"max_tokens": 150},
         zero3={"stage3_prefetch_bucket_size": 0},
         fsdp2={"backward_prefetch": 0},
+        ddp={"bucket_cap_mb": 2, "gradient_as_bucket_view": True},
     ),
     Case(
         name="sorted, 2 rows, small sub-groups",
@@ -89,12 +94,24 @@ CASES = (
         workload={"activation_checkpointing": "full"},
         zero3={"stage3_use_all_reduce_for_fetch_params": True, "contiguous_gradients": False},
         fsdp2={"layers_per_unit": 3, "reshard_after_forward": False},
+        ddp={"gradient_as_bucket_view": True, "bucket_cap_mb": 1},
+    ),
+    Case(
+        name="8 rows, checkpointed, static graph",
+        workload={"micro_batch": 8, "activation_checkpointing": "full"},
+        ddp={"static_graph": True, "gradient_as_bucket_view": True},
+    ),
+    Case(
+        name="at most 64 tokens, empty micro-steps",
+        workload={"max_tokens": 64, "activation_checkpointing": "full"},
+        ddp={"bucket_cap_mb": 1},
     ),
     Case(
         name="untied, embeddings as units",
         tied=False,
         zero3={"stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 200_000},
         fsdp2={"wrap_embeddings": True, "forward_prefetch": 2, "backward_prefetch": 3},
+        ddp={"bucket_cap_mb": 1},
     ),
     Case(
         name="untied, sequential gathers, plain linear",
@@ -163,7 +180,7 @@ def main() -> int:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for number, case in enumerate(CASES):
-            for backend in ("zero3", "fsdp2"):
+            for backend in ("zero3", "fsdp2", "ddp"):
                 rows.append(run_case(case, backend, Path(folder) / f"{number}-{backend}"))
     fine = compare(rows)
     if arguments.output:

@@ -57,6 +57,7 @@ PRELOAD = [
     "deepspeed.runtime.superoffload.superoffload_stage3",
     "autotune.backends.zero3_engine",
     "autotune.backends.fsdp2_engine",
+    "autotune.backends.ddp_engine",
     "autotune.worker.session",
     "autotune.worker.measure",
     "autotune.worker.rendezvous",

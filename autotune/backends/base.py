@@ -49,6 +49,14 @@ class Engine(Protocol):
     def module(self) -> torch.nn.Module:
         """The transformers model inside :attr:`model` (the same object where nothing wraps it)."""
 
+    def before_forward(self, *, last: bool) -> None:
+        """Prepare for a micro-step, before its forward.
+
+        Args:
+            last: Whether it is the iteration's last micro-step: some engines decide in forward
+                whether the backward after it is synchronised.
+        """
+
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
         """Accumulate the gradients of one micro-step.
 
@@ -85,6 +93,9 @@ class Backend(Protocol):
     preload: tuple[str, ...]
     """Modules for the fork server to import once, so that no trial pays for them. Importing them
     touches no device and starts no thread; a name that the installed version lacks is skipped."""
+    replicates: bool
+    """Whether every process holds all weights, gradients and optimizer state. Such a backend is
+    left out of a search where they cannot fit on one device."""
 
     def validate(
         self, config: Mapping[str, Any], workload: Workload, topology: Topology

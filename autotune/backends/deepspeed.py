@@ -94,6 +94,7 @@ class Zero3Backend:
     name = "zero3"
     knobs = KNOBS
     preload = PRELOAD
+    replicates = False
 
     def validate(
         self, config: Mapping[str, Any], workload: Workload, topology: Topology

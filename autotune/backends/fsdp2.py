@@ -49,6 +49,7 @@ class Fsdp2Backend:
     name = "fsdp2"
     knobs = KNOBS
     preload = PRELOAD
+    replicates = False
 
     def validate(
         self, config: Mapping[str, Any], workload: Workload, topology: Topology

@@ -65,6 +65,9 @@ class Fsdp2Engine:
     def module(self) -> nn.Module:
         return self._module
 
+    def before_forward(self, *, last: bool) -> None:
+        pass
+
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
         if last != self._synchronising:
             self._module.set_requires_gradient_sync(last)  # type: ignore[operator]

@@ -44,6 +44,9 @@ class Zero3Engine:
         module: nn.Module = self._engine.module
         return module
 
+    def before_forward(self, *, last: bool) -> None:
+        pass
+
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
         self._engine.set_gradient_accumulation_boundary(last)
         self._engine.backward(loss, scale_wrt_gas=False)

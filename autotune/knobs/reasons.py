@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from typing import Final
 
-from autotune.knobs import fsdp2, workload, zero3
+from autotune.knobs import ddp, fsdp2, workload, zero3
 
 REFUSED: Final[dict[str, dict[str, str]]] = {
     "zero3": zero3.REFUSED,
     "fsdp2": fsdp2.REFUSED,
+    "ddp": ddp.REFUSED,
     "workload": workload.REFUSED,
 }
 """Owner to names that it knows and that are not offered, with the reason."""
 
-ENGINES: Final[dict[str, str]] = {"deepspeed": "zero3", "fsdp2": "fsdp2"}
+ENGINES: Final[dict[str, str]] = {"deepspeed": "zero3", "fsdp2": "fsdp2", "ddp": "ddp"}
 """Names under ``unverified`` to the owner of the knobs of that engine."""
 
 WITHOUT_KEYS: Final[dict[str, str]] = {
     "fsdp2": "fully_shard is called with arguments and reads no file of keys",
+    "ddp": "DistributedDataParallel is called with arguments and reads no file of keys",
 }
 """Engines that ``unverified`` can pass nothing to, with the reason."""
 

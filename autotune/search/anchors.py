@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -29,9 +30,9 @@ def find_anchors(
 ) -> tuple[Anchor, ...]:
     """Return the anchors inside the space, each canonical key once and never the baseline's.
 
-    The engine's raw defaults come first, then what each backend offers, with the baseline's values
-    of workload knobs; then the bests of ``earlier`` studies, whole. Fixed knobs always hold, and
-    an anchor that breaks a constraint is left out.
+    The engines' raw defaults come first, then what each backend offers, in turns, with the
+    baseline's values of workload knobs; then the bests of ``earlier`` studies, whole. Fixed knobs
+    always hold, and an anchor that breaks a constraint is left out.
     """
     seen = {space.baseline_config().key}
     found: list[Anchor] = []
@@ -46,13 +47,20 @@ def find_anchors(
 
 
 def _known(space: SearchSpace, workload: Workload) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    several = len(space.backends) > 1
-    for backend in space.backends:
-        defaults = space.default_config(backend).values
-        suffix = f"@{backend}" if several else ""
-        yield f"engine_defaults{suffix}", backend, dict(defaults)
-        for name, values in backend_of(backend).anchors(workload).items():
-            yield f"{name}{suffix}", backend, {**defaults, **values}
+    """The engines take turns, so that a short search has tried each of them."""
+    each = [list(_of_backend(space, backend, workload)) for backend in space.backends]
+    for turn in itertools.zip_longest(*each):
+        yield from (one for one in turn if one is not None)
+
+
+def _of_backend(
+    space: SearchSpace, backend: str, workload: Workload
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    defaults = space.default_config(backend).values
+    suffix = f"@{backend}" if len(space.backends) > 1 else ""
+    yield f"engine_defaults{suffix}", backend, dict(defaults)
+    for name, values in backend_of(backend).anchors(workload).items():
+        yield f"{name}{suffix}", backend, {**defaults, **values}
 
 
 def _found(

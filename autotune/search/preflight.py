@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from autotune.backends.base import backend_of
-from autotune.contract import hostmemory
 from autotune.contract.folder import StudyFolder, check_study_name
 from autotune.contract.plan import Topology, Workload
-from autotune.errors import EnvironmentFault, InputError, NothingFeasibleError
+from autotune.errors import EnvironmentFault, InputError
 from autotune.knobs.known_bad import KNOWN_BAD
 from autotune.search import disk
 from autotune.search.anchors import Anchor, find_anchors
 from autotune.search.devices import Devices, find_topology, visible_devices
 from autotune.search.earlier import earlier_bests
+from autotune.search.fitting import fitting
 from autotune.search.planning import Planner
 from autotune.search.proposals import Exhausted, look_around, sampler_name
 from autotune.search.request import SearchRequest
@@ -31,11 +31,8 @@ from autotune.space.search_space import SearchSpace
 from autotune.space.settings import MAX_TRIALS
 from autotune.store.provenance import environment, environment_fingerprint
 
-_BYTES: Final = {"fp32": 4, "bf16": 2}
 SHOWN_REASONS: Final = 3
 """Reasons that one error lists."""
-_ADAM_BYTES: Final = 8
-"""Two float32 moments a parameter."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,11 +85,11 @@ def prepare(request: SearchRequest, *, staging: Path) -> Prepared:
     space = loaded.on(topology)
     _take_earlier_tokens(folder, staging)
     workload = make_workload(space, data_folder=staging)
+    space = fitting(space, workload, topology, devices)
     facts = environment(topology)
     planner = Planner(study=folder.name, space=space, workload=workload, topology=topology)
     _check_baseline(space, planner)
     few = _check_rest(space, planner)
-    _check_memory(workload, topology, devices)
     earlier = earlier_bests(request.runs, but=folder.name, workload=workload, topology=topology)
     return Prepared(
         folder=folder,
@@ -161,31 +158,6 @@ def _check_rest(space: SearchSpace, planner: Planner) -> tuple[str, ...]:
     raise place.error(
         f"no configuration of the space may run: {shown}", hint="widen params, or loosen this"
     )
-
-
-def least_memory_bytes(workload: Workload) -> int:
-    """Bytes of weights, gradients and Adam's moments of one copy of the model.
-
-    However finely it is sharded, all ranks together hold at least this.
-    """
-    precision = workload.precision
-    each = _BYTES[precision.master] + _BYTES[precision.accumulate] + _ADAM_BYTES
-    return workload.model.num_parameters * each
-
-
-def _check_memory(workload: Workload, topology: Topology, devices: Devices) -> None:
-    need = least_memory_bytes(workload)
-    if topology.device == "cuda":
-        have = sum(one.memory_bytes for one in devices.found[: topology.processes])
-    else:
-        have = hostmemory.total_bytes()
-    if need > have:
-        gib = 1024**3
-        raise NothingFeasibleError(
-            f"{workload.model.name} cannot be trained here: weights, gradients and Adam's moments "
-            f"take {need / gib:.1f} GiB over all processes, and {have / gib:.1f} GiB are there",
-            hint="take a smaller model, bf16, or more devices",
-        )
 
 
 def _check_packages(space: SearchSpace) -> None:

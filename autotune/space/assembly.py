@@ -46,6 +46,7 @@ def assemble(
         text=text,
         overrides=overrides,
         backends=catalogue.backends,
+        declared_backends=catalogue.backends,
         workload=workload,
         processes=processes,
         params=tuple(reader.params),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def of(space: SearchSpace) -> dict[str, Any]:
     """Return all that decides which configurations are legal and what they are measured on."""
     return {
-        "backends": sorted(space.backends),
+        "backends": sorted(space.declared_backends),
         "baseline_backend": space.baseline_backend,
         "workload": codec.to_json(space.workload),
         "processes": "auto" if space.processes is None else space.processes,

@@ -33,6 +33,9 @@ class SearchSpace:
     overrides: tuple[str, ...]
     """``KEY=VALUE`` of each ``--set``, in order."""
     backends: tuple[str, ...]
+    """Tuned here: ``declared_backends`` without what was dropped."""
+    declared_backends: tuple[str, ...]
+    """Named by the file, whatever the machine."""
     workload: WorkloadSpec
     processes: int | None
     """``None``: all visible devices, two processes without one."""
@@ -86,6 +89,21 @@ class SearchSpace:
                 global batch is impossible.
         """
         return binding.bind(self, topology)
+
+    def without(self, backend: str, reason: str) -> SearchSpace:
+        """Return this space without a backend that cannot run here, and say why.
+
+        ``backend`` must be neither the baseline's nor the only one.
+        """
+        assert backend in self.backends
+        assert backend != self.baseline_backend
+        gone = Dropped(param="backend", value=backend, reason=reason, topology=self.topology)
+        return dataclasses.replace(
+            self,
+            backends=tuple(name for name in self.backends if name != backend),
+            params=tuple(param for param in self.params if param.owner != backend),
+            dropped=(*self.dropped, gone),
+        )
 
     def active(self, assignment: Mapping[str, Any]) -> tuple[Param, ...]:
         """Return the parameters that matter under a (possibly partial) assignment.

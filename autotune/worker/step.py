@@ -75,6 +75,7 @@ class Stepper:
         return torch.stack(theirs).cpu()
 
     def _micro_step(self, batch: MicroBatch, scale: float, *, last: bool) -> torch.Tensor:
+        self._engine.before_forward(last=last)
         logits = self._family.logits(self._engine.model, batch)
         loss = token_loss_sum(logits, batch.labels) * scale
         self._engine.backward(loss, last=last)

@@ -4,13 +4,14 @@ import inspect
 
 import pytest
 
-from autotune.knobs import environment, fsdp2, reasons, workload, zero3
+from autotune.knobs import ddp, environment, fsdp2, reasons, workload, zero3
 from autotune.knobs.knob import Knob
 from autotune.space.expression import Expression
 
 TABLES = {
     "zero3": zero3.KNOBS,
     "fsdp2": fsdp2.KNOBS,
+    "ddp": ddp.KNOBS,
     "workload": workload.KNOBS,
     "env": environment.KNOBS,
 }
@@ -104,3 +105,13 @@ def test_fsdp2_defaults_are_those_of_the_installed_torch() -> None:
     assert state._states_to_backward_prefetch == []
     assert knobs["forward_prefetch"].default == 0
     assert knobs["backward_prefetch"].default == 1
+
+
+def test_ddp_defaults_are_those_of_the_installed_torch() -> None:
+    distributed = pytest.importorskip("torch.nn.parallel.distributed")
+    parameters = inspect.signature(distributed.DistributedDataParallel).parameters
+    knobs = {knob.name: knob for knob in ddp.KNOBS}
+    assert parameters["bucket_cap_mb"].default is None  # 25 MiB
+    assert knobs["bucket_cap_mb"].default == 25
+    for name in ("gradient_as_bucket_view", "static_graph"):
+        assert parameters[name].default is knobs[name].default is False

@@ -20,7 +20,7 @@ MINIMAL = (
 CPU = Topology(processes=2, device="cpu", devices_per_node=2)
 
 
-@pytest.mark.parametrize("name", ["zero3", "fsdp2"])
+@pytest.mark.parametrize("name", ["zero3", "fsdp2", "ddp"])
 def test_a_shipped_space_runs_as_it_is(name: str) -> None:
     space = load_space(f"{name}.yaml").on(CPU)
     assert space.backends == (name,)
@@ -33,6 +33,20 @@ def test_a_shipped_space_runs_as_it_is(name: str) -> None:
     assert space.contains(start)
     assert space.violated(space.resolve(start)) is None
     assert load_space(name) == load_space(f"{name}.yaml")
+
+
+def test_the_shipped_space_of_all_backends_runs_as_it_is() -> None:
+    space = load_space("both.yaml").on(CPU)
+    assert space.backends == ("zero3", "fsdp2", "ddp")
+    assert space.baseline_backend == "zero3"
+    assert space.dropped == ()
+    for backend in space.backends:
+        start = space.project(backend, {})
+        assert space.contains(start)
+        assert start["backend"] == backend
+        owners = {name.partition(".")[0] for name in space.resolve(start).values}
+        assert owners == {backend, "workload"}
+        assert {name.partition(".")[0] for name in start} == {"backend", backend, "workload"}
 
 
 def test_the_shipped_zero3_baseline_is_the_engines_defaults() -> None:
@@ -90,7 +104,7 @@ def test_a_misspelt_shipped_name_is_suggested() -> None:
     with pytest.raises(SpaceError) as caught:
         find_space("zero33.yaml")
     assert caught.value.hint == "did you mean zero3.yaml?"
-    assert set(shipped_names()) >= {"zero3.yaml", "fsdp2.yaml"}
+    assert set(shipped_names()) >= {"zero3.yaml", "fsdp2.yaml", "ddp.yaml", "both.yaml"}
 
 
 def test_a_folder_and_a_pipe_are_no_space_files(tmp_path: Path) -> None:
@@ -151,7 +165,7 @@ def test_sample_files_lie_beside_the_space_file_or_in_the_current_folder(
 def test_loading_imports_no_heavy_library() -> None:
     code = (
         "import sys; from autotune.space.loader import load_space; load_space('zero3.yaml');"
-        "load_space('fsdp2.yaml');"
+        "load_space('fsdp2.yaml'); load_space('both.yaml');"
         "heavy = {'torch', 'transformers', 'deepspeed', 'optuna', 'ray'} & set(sys.modules);"
         "assert not heavy, heavy"
     )
