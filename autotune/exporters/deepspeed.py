@@ -86,6 +86,13 @@ def _notes(request: ExportRequest, version: str | None) -> tuple[str, ...]:
             f"activation checkpointing ({checkpointing}) is switched on in the model "
             "(gradient_checkpointing_enable), not by this JSON"
         )
+    assert request.outcome.measurement is not None
+    leaves = request.outcome.measurement.notes.get("z3_leaf_modules")
+    if leaves:
+        notes.append(
+            f"experts are gathered as a whole: call set_z3_leaf_modules(model, {leaves}) of "
+            "deepspeed.utils before the engine starts, as the measured trial did"
+        )
     if version is None:
         notes.append("deepspeed is not installed here, so the file was not loaded by it")
     return tuple(notes)
