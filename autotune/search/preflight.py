@@ -18,6 +18,7 @@ from autotune.contract.folder import StudyFolder, check_study_name
 from autotune.contract.plan import Topology, Workload
 from autotune.errors import EnvironmentFault, InputError, NothingFeasibleError
 from autotune.knobs.known_bad import KNOWN_BAD
+from autotune.models.family import family_of
 from autotune.search import disk
 from autotune.search.anchors import Anchor, find_anchors
 from autotune.search.devices import Devices, find_topology, visible_devices
@@ -81,13 +82,17 @@ def prepare(request: SearchRequest, *, staging: Path) -> Prepared:
     space = loaded.on(topology)
     _take_earlier_tokens(folder, staging)
     workload = make_workload(space, data_folder=staging)
+    family = family_of(workload.model.family)
+    refusal = family.packing_refusal(workload.model.config)
+    if refusal is not None:
+        space = loaded.on(topology, packing_refusal=refusal)
     facts = environment(topology)
     planner = Planner(study=folder.name, space=space, workload=workload, topology=topology)
     baseline = space.baseline_config()
-    refusal = planner.refusal(baseline)
-    if refusal is not None:
+    reason = planner.refusal(baseline)
+    if reason is not None:
         raise InputError(
-            f"{space.file}: the baseline cannot run here: {refusal}",
+            f"{space.file}: the baseline cannot run here: {reason}",
             hint="change baseline, fixed or workload in the space file",
         )
     _check_memory(workload, topology, devices)
