@@ -15,7 +15,7 @@ from typing import Any, Final
 from autotune.backends.base import backend_of
 from autotune.contract import hostmemory
 from autotune.contract.folder import StudyFolder, check_study_name
-from autotune.contract.plan import Topology, Workload
+from autotune.contract.plan import Model, Topology, Workload
 from autotune.errors import EnvironmentFault, InputError, NothingFeasibleError
 from autotune.knobs.known_bad import KNOWN_BAD
 from autotune.models.family import family_of
@@ -109,7 +109,7 @@ def prepare(request: SearchRequest, *, staging: Path) -> Prepared:
         trials=trials,
         planner=planner,
         anchors=find_anchors(space, workload, earlier) if request.anchors else (),
-        notes=_notes(space, devices, topology),
+        notes=_notes(space, workload.model, devices, topology),
     )
 
 
@@ -183,13 +183,18 @@ def _public_version(package: str) -> str | None:
         return None
 
 
-def _notes(space: SearchSpace, devices: Devices, topology: Topology) -> tuple[str, ...]:
+def _notes(
+    space: SearchSpace, model: Model, devices: Devices, topology: Topology
+) -> tuple[str, ...]:
     notes = [
         f"{d.param} is not tuned: {d.reason}"
         if d.value is None
         else f"{d.param}: {d.value!r} is left out: {d.reason}"
         for d in space.dropped
     ]
+    if model.hidden_size_from != "hidden_size":
+        size = model.config["hidden_size"]
+        notes.append(f"the model's hidden size {size} is {model.hidden_size_from} of its config")
     if devices.note:
         notes.append(f"GPUs are not used: {devices.note}")
     if topology.device == "cpu":
