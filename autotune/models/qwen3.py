@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune.models import causal_lm, qwen3_shape
+from autotune.models.checkpoint import ParameterShape
 
 if TYPE_CHECKING:
     import torch
@@ -19,8 +20,8 @@ class Qwen3Family(causal_lm.CausalLmFamily):
     def complete(self, config: Mapping[str, Any], where: str) -> dict[str, Any]:
         return qwen3_shape.complete(config, where)
 
-    def num_parameters(self, config: Mapping[str, Any]) -> int:
-        return qwen3_shape.num_parameters(config)
+    def parameters(self, config: Mapping[str, Any]) -> tuple[ParameterShape, ...]:
+        return qwen3_shape.parameters(config)
 
     def flops_per_token(self, config: Mapping[str, Any], lengths: Sequence[int]) -> float:
         return qwen3_shape.flops_per_token(config, lengths)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autotune.models import causal_lm, qwen3_5_shape
+from autotune.models.checkpoint import ParameterShape
 from autotune.models.starts import Start
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ class Qwen35Family(causal_lm.CausalLmFamily):
     def complete(self, config: Mapping[str, Any], where: str) -> dict[str, Any]:
         return qwen3_5_shape.complete(config, where)
 
-    def num_parameters(self, config: Mapping[str, Any]) -> int:
-        return qwen3_5_shape.num_parameters(config)
+    def parameters(self, config: Mapping[str, Any]) -> tuple[ParameterShape, ...]:
+        return qwen3_5_shape.parameters(config)
 
     def flops_per_token(self, config: Mapping[str, Any], lengths: Sequence[int]) -> float:
         return qwen3_5_shape.flops_per_token(config, lengths)

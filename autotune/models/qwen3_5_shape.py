@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from autotune.models import qwen3_shape
+from autotune.models.checkpoint import ParameterShape
 from autotune.models.fields import Fields, is_number
 
 _FULL: Final = "full_attention"
@@ -30,7 +31,7 @@ def complete(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     qwen3_shape.refuse_changed_weights(fields)
     heads, kv_heads = qwen3_shape.attention_heads(fields, 16, 4)
     head_dim = qwen3_shape.head_dim(fields, 256)
-    layers = fields.integer("num_hidden_layers", 32)
+    layers = fields.integer("num_hidden_layers", 32, high=qwen3_shape.MAX_LAYERS)
     key_heads = fields.integer("linear_num_key_heads", 16)
     value_heads = fields.integer("linear_num_value_heads", 32)
     if value_heads % key_heads:
@@ -140,22 +141,33 @@ def _linear_widths(config: Mapping[str, Any]) -> tuple[int, int]:
     return 2 * keys + values, values
 
 
-def num_parameters(config: Mapping[str, Any]) -> int:
-    """Return the trainable parameters of a completed ``config``, tied ones counted once."""
-    hidden, head_dim = config["hidden_size"], config["head_dim"]
-    matrices = matmul_parameters(config)
-    full = matrices[_FULL] + 2 * hidden + 2 * head_dim
-    if config["attention_bias"]:
-        heads = 2 * config["num_attention_heads"] + 2 * config["num_key_value_heads"]
-        full += heads * head_dim + hidden
-    linear = matrices[_LINEAR] + 2 * hidden
-    # The gate's bias and the decay rate of each head, and the norm before the output.
-    linear += 2 * config["linear_num_value_heads"] + config["linear_value_head_dim"]
-    head = config["vocab_size"] * hidden
-    embeddings = head if config["tie_word_embeddings"] else 2 * head
-    kinds = config["layer_types"]
-    layers: int = kinds.count(_FULL) * full + kinds.count(_LINEAR) * linear
-    return int(layers + hidden + embeddings)
+def parameters(config: Mapping[str, Any]) -> tuple[ParameterShape, ...]:
+    """Return names and shapes of the trainable parameters of a completed ``config``."""
+    shared = {**qwen3_shape.mlp_parameters(config), **qwen3_shape.norm_parameters(config)}
+    mixers = {
+        _FULL: qwen3_shape.attention_parameters(config, gated=True),
+        _LINEAR: _linear_parameters(config),
+    }
+    return qwen3_shape.model_parameters(
+        config, [{**shared, **mixers[kind]} for kind in config["layer_types"]]
+    )
+
+
+def _linear_parameters(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    hidden, heads = config["hidden_size"], config["linear_num_value_heads"]
+    mixed, values = _linear_widths(config)
+    shapes: dict[str, tuple[int, ...]] = {
+        "dt_bias": (heads,),
+        "A_log": (heads,),
+        "conv1d.weight": (mixed, 1, config["linear_conv_kernel_dim"]),
+        "norm.weight": (config["linear_value_head_dim"],),
+        "out_proj.weight": (hidden, values),
+        "in_proj_qkv.weight": (mixed, hidden),
+        "in_proj_z.weight": (values, hidden),
+        "in_proj_b.weight": (heads, hidden),
+        "in_proj_a.weight": (heads, hidden),
+    }
+    return {f"linear_attn.{name}": shape for name, shape in shapes.items()}
 
 
 def flops_per_token(config: Mapping[str, Any], lengths: Sequence[int]) -> float:

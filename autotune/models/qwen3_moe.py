@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune.models import causal_lm, qwen3_moe_shape
+from autotune.models.checkpoint import ParameterShape
 
 if TYPE_CHECKING:
     import torch
@@ -24,8 +25,8 @@ class Qwen3MoeFamily(causal_lm.CausalLmFamily):
     def complete(self, config: Mapping[str, Any], where: str) -> dict[str, Any]:
         return qwen3_moe_shape.complete(config, where)
 
-    def num_parameters(self, config: Mapping[str, Any]) -> int:
-        return qwen3_moe_shape.num_parameters(config)
+    def parameters(self, config: Mapping[str, Any]) -> tuple[ParameterShape, ...]:
+        return qwen3_moe_shape.parameters(config)
 
     def flops_per_token(self, config: Mapping[str, Any], lengths: Sequence[int]) -> float:
         return qwen3_moe_shape.flops_per_token(config, lengths)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.models import qwen3_shape
+from autotune.models.checkpoint import ParameterShape
 from autotune.models.fields import Fields
 
 
@@ -24,7 +25,7 @@ def complete(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     heads, kv_heads = qwen3_shape.attention_heads(fields, 32, 4)
     hidden = fields.integer("hidden_size", 2048)
     head_dim = qwen3_shape.head_dim(fields, hidden // heads or 1)
-    layers = fields.integer("num_hidden_layers", 24)
+    layers = fields.integer("num_hidden_layers", 24, high=qwen3_shape.MAX_LAYERS)
     positions = fields.integer("max_position_embeddings", 32768)
     # The library reads either name (``attribute_map``).
     key = "num_local_experts" if "num_local_experts" in config else "num_experts"
@@ -78,26 +79,31 @@ def _dense_layers(fields: Fields, layers: int) -> list[int]:
     return sorted(set(value))
 
 
-def num_sparse(config: Mapping[str, Any]) -> int:
-    """Return how many layers have experts (``Qwen3MoeDecoderLayer.__init__``)."""
+def is_sparse(config: Mapping[str, Any], index: int) -> bool:
+    """Whether layer ``index`` has experts (``Qwen3MoeDecoderLayer.__init__``)."""
     step, dense = config["decoder_sparse_step"], config["mlp_only_layers"]
-    return sum(
-        (index + 1) % step == 0 and index not in dense
-        for index in range(config["num_hidden_layers"])
-    )
+    return (index + 1) % step == 0 and index not in dense
 
 
 def _expert(config: Mapping[str, Any]) -> int:
     return 3 * int(config["hidden_size"]) * int(config["moe_intermediate_size"])
 
 
-def num_parameters(config: Mapping[str, Any]) -> int:
-    """Return the trainable parameters of a completed ``config``: all experts, ties once."""
-    sparse, experts = num_sparse(config), config["num_experts"]
-    per_sparse = config["hidden_size"] * experts + experts * _expert(config)
-    dense_mlp = 3 * config["hidden_size"] * config["intermediate_size"]
-    total: int = qwen3_shape.num_parameters(config) + sparse * (per_sparse - dense_mlp)
-    return total
+def parameters(config: Mapping[str, Any]) -> tuple[ParameterShape, ...]:
+    """Return names and shapes of the trainable parameters of a completed ``config``."""
+    hidden, width = config["hidden_size"], config["moe_intermediate_size"]
+    experts = config["num_experts"]
+    shared = {**qwen3_shape.attention_parameters(config), **qwen3_shape.norm_parameters(config)}
+    sparse = {
+        "mlp.experts.gate_up_proj": (experts, 2 * width, hidden),
+        "mlp.experts.down_proj": (experts, hidden, width),
+        "mlp.gate.weight": (experts, hidden),
+    }
+    dense = qwen3_shape.mlp_parameters(config)
+    layers = range(config["num_hidden_layers"])
+    return qwen3_shape.model_parameters(
+        config, [{**shared, **(sparse if is_sparse(config, i) else dense)} for i in layers]
+    )
 
 
 def flops_per_token(config: Mapping[str, Any], lengths: Sequence[int]) -> float:
@@ -114,5 +120,6 @@ def flops_per_token(config: Mapping[str, Any], lengths: Sequence[int]) -> float:
     dense_mlp = 3 * config["hidden_size"] * config["intermediate_size"]
     kind = "full_attention" if config["sliding_window"] is None else "sliding_attention"
     as_dense = {**config, "layer_types": [kind] * config["num_hidden_layers"]}
-    extra: float = 6.0 * num_sparse(config) * (active + router - dense_mlp)
+    sparse = sum(is_sparse(config, index) for index in range(config["num_hidden_layers"]))
+    extra: float = 6.0 * sparse * (active + router - dense_mlp)
     return qwen3_shape.flops_per_token(as_dense, lengths) + extra

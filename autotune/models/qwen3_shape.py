@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from autotune.models.checkpoint import ParameterShape
 from autotune.models.fields import Fields, is_number
 
 ACTIVATIONS: Final = (
@@ -17,6 +18,9 @@ ACTIVATIONS: Final = (
     *("sigmoid", "tanh", "linear", "hardswish"),
 )
 """Of ``transformers/activations.py`` those without parameters of their own."""
+
+MAX_LAYERS: Final = 10_000
+"""Far above any model: each layer is built, listed and wrapped."""
 
 _FULL: Final = "full_attention"
 _SLIDING: Final = "sliding_attention"
@@ -49,7 +53,7 @@ def complete(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     refuse_changed_weights(fields)
     heads, kv_heads = attention_heads(fields, 32, 32)
     width = head_dim(fields, 128)
-    layers = fields.integer("num_hidden_layers", 32)
+    layers = fields.integer("num_hidden_layers", 32, high=MAX_LAYERS)
     positions = fields.integer("max_position_embeddings", 32768)
     return {
         "model_type": "qwen3",
@@ -182,17 +186,63 @@ def matmul_parameters(config: Mapping[str, Any]) -> tuple[int, int]:
     return attention + mlp, config["vocab_size"] * hidden
 
 
-def num_parameters(config: Mapping[str, Any]) -> int:
-    """Return the trainable parameters of a completed ``config``, tied ones counted once."""
+def parameters(config: Mapping[str, Any]) -> tuple[ParameterShape, ...]:
+    """Return names and shapes of the trainable parameters of a completed ``config``."""
+    layer = {**attention_parameters(config), **mlp_parameters(config), **norm_parameters(config)}
+    return model_parameters(config, [layer] * config["num_hidden_layers"])
+
+
+def attention_parameters(
+    config: Mapping[str, Any], *, gated: bool = False
+) -> dict[str, tuple[int, ...]]:
+    """Return one attention layer's parameters; ``gated``: queries bring their output's gate."""
     hidden, head_dim = config["hidden_size"], config["head_dim"]
-    layer, head = matmul_parameters(config)
-    layer += 2 * hidden + 2 * head_dim  # two norms of the stream, one each of queries and keys
+    queries = config["num_attention_heads"] * head_dim
+    keys = config["num_key_value_heads"] * head_dim
+    matrices = {
+        "self_attn.q_proj": (2 * queries if gated else queries, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries),
+    }
+    found: dict[str, tuple[int, ...]] = {f"{n}.weight": shape for n, shape in matrices.items()}
+    found |= {f"self_attn.{name}.weight": (head_dim,) for name in ("q_norm", "k_norm")}
     if config["attention_bias"]:
-        heads = config["num_attention_heads"] + 2 * config["num_key_value_heads"]
-        layer += heads * head_dim + hidden
-    embeddings = head if config["tie_word_embeddings"] else 2 * head
-    total: int = config["num_hidden_layers"] * layer + hidden + embeddings
-    return total
+        found |= {f"{name}.bias": shape[:1] for name, shape in matrices.items()}
+    return found
+
+
+def mlp_parameters(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return one dense layer's matrices."""
+    hidden, ffn = config["hidden_size"], config["intermediate_size"]
+    return {
+        "mlp.gate_proj.weight": (ffn, hidden),
+        "mlp.up_proj.weight": (ffn, hidden),
+        "mlp.down_proj.weight": (hidden, ffn),
+    }
+
+
+def norm_parameters(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the two norms of the residual stream in one layer."""
+    names = ("input_layernorm", "post_attention_layernorm")
+    return {f"{name}.weight": (config["hidden_size"],) for name in names}
+
+
+def model_parameters(
+    config: Mapping[str, Any], layers: Sequence[Mapping[str, tuple[int, ...]]]
+) -> tuple[ParameterShape, ...]:
+    """Return the whole model's parameters from those of each layer."""
+    hidden = config["hidden_size"]
+    embedding = (config["vocab_size"], hidden)
+    inputs, outputs = "model.embed_tokens.weight", "lm_head.weight"
+    names = [(inputs, outputs)] if config["tie_word_embeddings"] else [(inputs,), (outputs,)]
+    found = [ParameterShape(names=each, shape=embedding) for each in names]
+    found += [
+        ParameterShape(names=(f"model.layers.{index}.{name}",), shape=shape)
+        for index, layer in enumerate(layers)
+        for name, shape in layer.items()
+    ]
+    return (*found, ParameterShape(names=("model.norm.weight",), shape=(hidden,)))
 
 
 def attended_keys(length: int, window: int | None) -> int:

@@ -24,7 +24,7 @@ def model_of(base, **changes) -> Model:
     config = {**base, **changes}
     family = find_family(config, "config.json")
     completed = family.complete(config, "config.json")
-    count = family.num_parameters(completed)
+    count = sum(math.prod(one.shape) for one in family.parameters(completed))
     return Model(name="x", family=family.name, config=completed, num_parameters=count)
 
 
@@ -67,6 +67,8 @@ def test_formula_counts_what_the_library_builds_and_it_runs(base, changes):
     meta = family.build(model, dtype=torch.float32)
     assert {p.device.type for p in meta.parameters()} == {"meta"}
     assert sum(p.numel() for p in meta.parameters()) == model.num_parameters
+    named = {one.names[0]: one.shape for one in family.parameters(model.config)}
+    assert named == {name: tuple(p.shape) for name, p in meta.named_parameters()}
     module = materialised(model)
     logits = family.logits(module, Inputs(torch.arange(200)[None]))
     assert logits.shape == (1, 200, 2048)
