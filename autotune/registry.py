@@ -27,6 +27,8 @@ BUILTIN: Final[dict[Kind, dict[str, str]]] = {
     },
     "models": {
         "qwen3": "autotune.models.qwen3:Qwen3Family",
+        "qwen3_moe": "autotune.models.qwen3_moe:Qwen3MoeFamily",
+        "qwen3_5": "autotune.models.qwen3_5:Qwen35Family",
     },
     "exporters": {
         "deepspeed": "autotune.exporters.deepspeed:export",

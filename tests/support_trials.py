@@ -48,6 +48,8 @@ NUMERICS = Numerics(
 PRELOAD = [
     "support_trials",
     "transformers.models.qwen3.modeling_qwen3",
+    "transformers.models.qwen3_moe.modeling_qwen3_moe",
+    "transformers.models.qwen3_5.modeling_qwen3_5",
     "torch.distributed.fsdp",
     "functorch.compile",
     "torch._dynamo.repro.after_aot",
@@ -76,6 +78,7 @@ def defaults(backend: str) -> dict[str, Any]:
 def make_plan(
     backend: str,
     *,
+    model_name: str = "qwen3-tiny",
     changes: dict[str, Any] | None = None,
     verify: tuple[str, ...] | None = None,
     processes: int = 2,
@@ -91,7 +94,7 @@ def make_plan(
     **more: Any,
 ) -> Plan:
     """A plan for the tiny model; ``changes`` are knobs by full name."""
-    model = resolve_model("qwen3-tiny", load_weights=False)
+    model = resolve_model(model_name, load_weights=False)
     if not tied:
         model = dataclasses.replace(model, config={**model.config, "tie_word_embeddings": False})
     samples = make_samples(

@@ -13,7 +13,7 @@ import pytest
 from autotune import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
-SHIPPED_SPACES = {"zero3.yaml", "fsdp2.yaml", "ddp.yaml", "both.yaml"}
+SHIPPED_SPACES = {"zero3.yaml", "fsdp2.yaml", "ddp.yaml", "both.yaml", "packing.yaml"}
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from autotune.backends.base import IncompatibleConfigError, Refusal
 from autotune.contract.plan import Plan, Precision, Topology, Workload
 from autotune.knobs.zero3 import KNOBS
+from autotune.models.hidden_size import hidden_size
 
 if TYPE_CHECKING:
     from autotune.backends.base import Engine, RankContext
@@ -111,7 +112,7 @@ class Zero3Backend:
 
     def anchors(self, workload: Workload) -> dict[str, dict[str, Any]]:
         """Raw defaults, Hugging Face's ``auto`` rule, and three opinions from experience."""
-        hidden = int(workload.model.config["hidden_size"])
+        hidden, _ = hidden_size(workload.model.config)
         return {name: _full(values) for name, values in _anchors(hidden).items()}
 
     def render(self, plan: Plan) -> dict[str, Any]:

@@ -29,10 +29,11 @@ from autotune.models.weights import WeightSource, rebuild_buffers
 class Zero3Engine:
     """A DeepSpeed engine at stage 3."""
 
-    def __init__(self, engine: Any, init: Any, plan: Plan) -> None:
+    def __init__(self, engine: Any, init: Any, plan: Plan, leaves: tuple[str, ...]) -> None:
         self._engine = engine
         self._init = init
         self._plan = plan
+        self._leaves = leaves
 
     @property
     def model(self) -> nn.Module:
@@ -81,6 +82,8 @@ class Zero3Engine:
         notes: dict[str, Any] = {
             "overlap_comm": "stage 3 keeps no live copy: read from the parsed configuration"
         }
+        if self._leaves:
+            notes["z3_leaf_modules"] = list(self._leaves)
         unverified = Zero3Backend.unverified(self._plan)
         if unverified:
             notes["unverified"] = unverified
@@ -135,11 +138,30 @@ def build(config: dict[str, Any], plan: Plan, rank: RankContext) -> Zero3Engine:
     deepspeed.init_distributed()
     try:
         init = _partition(module, config, plan, rank)
+        leaves = _set_leaves(module, plan)
         engine, *_ = deepspeed.initialize(model=module, config=config)
     except (ValueError, AssertionError, NotImplementedError) as error:
         # pydantic's ValidationError is a ValueError. Anything else is a crash, not a refusal.
         raise IncompatibleConfigError(_first_lines(error)) from error
-    return Zero3Engine(engine, init, plan)
+    return Zero3Engine(engine, init, plan, leaves)
+
+
+def _set_leaves(module: nn.Module, plan: Plan) -> tuple[str, ...]:
+    """Let experts be gathered as a whole; must come before the engine sets its hooks.
+
+    Which experts run changes from step to step and from rank to rank, and a gather that not all
+    ranks take part in hangs (``deepspeed/utils/z3_leaf_module.py``).
+
+    Returns:
+        The classes of which the model has modules.
+    """
+    from deepspeed.utils import set_z3_leaf_modules
+
+    names = family_of(plan.workload.model.family).leaf_classes
+    if not names:
+        return ()
+    found = set_z3_leaf_modules(module, list(names), raise_if_not_found=False)
+    return tuple(sorted({type(leaf).__name__ for leaf in found}))
 
 
 def _quiet(deepspeed: Any) -> None:

@@ -57,6 +57,8 @@ class Model:
     num_parameters: int
     """Trainable parameters, tied ones counted once."""
     seed: int = 0
+    hidden_size_from: str = "hidden_size"
+    """The field of the model's own configuration that its hidden size was taken from."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -28,10 +28,32 @@ class MicroBatch:
     """int64, 1 for real tokens; ``None`` where no row is padded, which lets the model use its
     plain causal kernel, as it does when a collator's mask is all ones."""
     position_ids: torch.Tensor | None
-    """``None``: counted from 0 in each row (a packed micro-step has its own)."""
+    """int64, rows × length: each sample's own, from 0, in a packed micro-step, and again from 0
+    in what pads its end. ``None``: counted from 0 in each row."""
     labels: torch.Tensor
     """int64, rows × length, already shifted: the label of a position is the next token, or
     :data:`IGNORED`: at a sample's last token, at padding, in a filler, before untrained tokens."""
+
+
+def packed_row(samples: Sequence[Sample], length: int) -> MicroBatch:
+    """Lay samples behind one another in one row of ``length`` tokens.
+
+    Position ids restart at each sample: they are the boundaries that attention reads. What is
+    left at the end is a segment of its own, with token 0 and ignored labels. There is no
+    attention mask: with one, the library would not look for boundaries.
+    """
+    ids = torch.zeros(1, length, dtype=torch.int64)
+    labels = torch.full_like(ids, IGNORED)
+    positions = torch.zeros_like(ids)
+    start = 0
+    for sample in samples:
+        end = start + len(sample.ids)
+        ids[0, start:end] = sample.ids
+        labels[0, start : end - 1] = torch.where(sample.trained, sample.ids, IGNORED)[1:]
+        positions[0, start:end] = torch.arange(len(sample.ids))
+        start = end
+    positions[0, start:] = torch.arange(length - start)
+    return MicroBatch(input_ids=ids, attention_mask=None, position_ids=positions, labels=labels)
 
 
 class TokenStream:
@@ -83,9 +105,14 @@ class TokenStream:
     def worst_case(self) -> MicroBatch:
         """Return the largest micro-batch that the cut allows, full of drawn tokens and labels."""
         step = self._schedule.worst_case
+        lengths = [step.length] * step.rows
+        if self._schedule.batching == "packed":
+            # One sample alone would need no mask, and so less memory than two.
+            half = step.length // 2
+            lengths = [step.length - half, half] if half else [step.length]
         rows = [
-            synthetic_sample(step.length, index=-1 - row, seed=0, vocab_size=self._vocab_size)
-            for row in range(step.rows)
+            synthetic_sample(length, index=-1 - row, seed=0, vocab_size=self._vocab_size)
+            for row, length in enumerate(lengths)
         ]
         return self._collate(rows, step)
 
@@ -103,6 +130,12 @@ class TokenStream:
         return self._collate(rows, step)
 
     def _collate(self, rows: Sequence[Sample], step: MicroStep) -> MicroBatch:
+        if self._schedule.batching != "packed":
+            return self._padded(rows, step)
+        packed = packed_row(rows, step.length)
+        return self._on_device(packed.input_ids, None, packed.labels, packed.position_ids)
+
+    def _padded(self, rows: Sequence[Sample], step: MicroStep) -> MicroBatch:
         ids = torch.zeros(step.rows, step.length, dtype=torch.int64)
         mask = torch.zeros_like(ids)
         labels = torch.full_like(ids, IGNORED)
@@ -114,12 +147,16 @@ class TokenStream:
         return self._on_device(ids, None if bool(mask.all()) else mask, labels)
 
     def _on_device(
-        self, ids: torch.Tensor, mask: torch.Tensor | None, labels: torch.Tensor
+        self,
+        ids: torch.Tensor,
+        mask: torch.Tensor | None,
+        labels: torch.Tensor,
+        positions: torch.Tensor | None = None,
     ) -> MicroBatch:
         return MicroBatch(
             input_ids=ids.to(self._device),
             attention_mask=None if mask is None else mask.to(self._device),
-            position_ids=None,
+            position_ids=None if positions is None else positions.to(self._device),
             labels=labels.to(self._device),
         )
 

@@ -93,13 +93,25 @@ def _notes(request: ExportRequest, version: str | None) -> tuple[str, ...]:
             f"the measured cut by max_tokens={max_tokens} cannot be said in this JSON: its batch "
             "sizes take one row at a time; let your trainer cut micro-steps by tokens"
         )
-    if batching not in (None, "padded"):
+    if batching == "packed":
+        notes.append(
+            f"batching: packed into rows of {max_tokens} tokens is done by your trainer's "
+            "collator, which must pass position ids that restart at each sample, and no mask"
+        )
+    elif batching not in (None, "padded"):
         notes.append(f"batching: {batching} is done by your trainer's sampler, not by this JSON")
     checkpointing = plan.config.get("workload.activation_checkpointing")
     if checkpointing not in (None, "none"):
         notes.append(
             f"activation checkpointing ({checkpointing}) is switched on in the model "
             "(gradient_checkpointing_enable), not by this JSON"
+        )
+    assert request.outcome.measurement is not None
+    leaves = request.outcome.measurement.notes.get("z3_leaf_modules")
+    if leaves:
+        notes.append(
+            f"experts are gathered as a whole: call set_z3_leaf_modules(model, {leaves}) of "
+            "deepspeed.utils before the engine starts, as the measured trial did"
         )
     if version is None:
         notes.append("deepspeed is not installed here, so the file was not loaded by it")

@@ -31,7 +31,8 @@ KNOBS: Final[tuple[Knob, ...]] = (
         read_back="schedule",
         read_from="shapes of the micro-steps that ran",
         source="autotune/data/schedule.py",
-        meaning="Largest micro-step in tokens, padding included; instead of micro_batch.",
+        meaning="Largest micro-step in tokens, padding included; instead of micro_batch. The "
+        "length of every row where batching is packed.",
     ),
     Knob(
         owner="workload",
@@ -39,12 +40,12 @@ KNOBS: Final[tuple[Knob, ...]] = (
         type="text",
         default="padded",
         choices=("padded", "sorted", "packed"),
-        refused=(("packed", "there is no boundary-aware packing for this model yet"),),
         numerics="order",
         read_back="schedule",
         read_from="shapes of the micro-steps that ran",
         source="autotune/data/schedule.py",
-        meaning="padded: rows in stream order; sorted: rows of like length, so less padding.",
+        meaning="padded: rows in stream order; sorted: rows of like length, so less padding; "
+        "packed: several samples in one row of max_tokens, kept apart by position ids.",
     ),
     Knob(
         owner="workload",

@@ -13,6 +13,7 @@ from autotune import registry
 from autotune.contract.plan import Model
 from autotune.errors import InputError
 from autotune.models.checkpoint import ParameterShape
+from autotune.models.starts import Start
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +40,12 @@ class ModelFamily(Protocol):
 
     name: str
     """The ``model_type``."""
+    leaf_classes: tuple[str, ...]
+    """Names of module classes whose inner parts run in an order that changes from step to step
+    (experts). ZeRO-3 must gather each of them as a whole."""
+    starts: Mapping[str, Start]
+    """How parameters start that are no exception-free weight, bias or norm: by the last part of
+    their name, or by ``Class.name``."""
 
     def complete(self, config: Mapping[str, Any], where: str) -> dict[str, Any]:
         """Return the fields that decide training, checked, with every default filled in.
@@ -68,6 +75,15 @@ class ModelFamily(Protocol):
     def implementations(self, module: torch.nn.Module) -> dict[str, str]:
         """Layer type to the implementation that the live modules are bound to."""
 
+    def mixers(self, module: torch.nn.Module) -> Sequence[tuple[str, torch.nn.Module]]:
+        """The modules through which tokens of a row reach each other, in order of forward.
+
+        Each with its layer type. Their output (or its first part) is rows × length × hidden.
+        """
+
+    def packing_refusal(self, config: Mapping[str, Any]) -> str | None:
+        """Why samples cannot be packed into one row here; ``None`` where boundaries are obeyed."""
+
     def logits(self, module: torch.nn.Module, batch: Batch) -> torch.Tensor:
         """Run the model (or the engine that wraps it): rows × length × vocabulary."""
 
@@ -91,9 +107,11 @@ def find_family(config: Mapping[str, Any], where: str) -> ModelFamily:
     model_type = config.get("model_type")
     if model_type is None:
         raise InputError(f"{where}: model_type is missing", hint=f"known families: {known}")
-    if not isinstance(model_type, str) or model_type not in registry.names("models"):
+    # The text part of a multimodal model is saved as a type of its own, such as qwen3_5_text.
+    family = model_type.removesuffix("_text") if isinstance(model_type, str) else ""
+    if family not in registry.names("models"):
         raise InputError(
             f"{where}: model_type {model_type!r} belongs to no known model family",
             hint=f"known families: {known}",
         )
-    return family_of(model_type)
+    return family_of(family)

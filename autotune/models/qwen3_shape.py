@@ -50,21 +50,9 @@ def complete(config: Mapping[str, Any], where: str) -> dict[str, Any]:
         InputError: A field is wrong or does not fit another one.
     """
     fields = Fields(config, where)
-    for key in ("quantization_config", "per_layer_config"):
-        if config.get(key) is not None:
-            fields.fail(
-                f"{key} is set, and only plain full-precision models can be trained here",
-                hint="give the folder of the model that it was made from",
-            )
-    heads = fields.integer("num_attention_heads", 32)
-    # An explicit null means "as many as heads"; an absent key means the library's 32.
-    null_kv = "num_key_value_heads" in config and config["num_key_value_heads"] is None
-    kv_heads = heads if null_kv else fields.integer("num_key_value_heads", 32)
-    if heads % kv_heads:
-        fields.fail(f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
-    head_dim = fields.integer("head_dim", 128, low=2)
-    if head_dim % 2:
-        fields.refuse("head_dim", head_dim, "even, since positions rotate pairs of numbers")
+    refuse_changed_weights(fields)
+    heads, kv_heads = attention_heads(fields, 32, 32)
+    width = head_dim(fields, 128)
     layers = fields.integer("num_hidden_layers", 32, high=MAX_LAYERS)
     positions = fields.integer("max_position_embeddings", 32768)
     return {
@@ -75,7 +63,7 @@ def complete(config: Mapping[str, Any], where: str) -> dict[str, Any]:
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
+        "head_dim": width,
         "hidden_act": fields.text("hidden_act", "silu", ACTIVATIONS),
         "max_position_embeddings": positions,
         "initializer_range": fields.number("initializer_range", 0.02),
@@ -84,20 +72,49 @@ def complete(config: Mapping[str, Any], where: str) -> dict[str, Any]:
         "attention_bias": fields.switch("attention_bias", False),
         "attention_dropout": 0.0,
         "use_cache": False,
-        "pad_token_id": _pad_token(fields),
-        "rope_parameters": _rope(fields, positions, head_dim),
+        "pad_token_id": pad_token(fields),
+        "rope_parameters": rope(fields, positions, width),
         **_attention_kinds(fields, layers),
     }
 
 
-def _pad_token(fields: Fields) -> int | None:
+def refuse_changed_weights(fields: Fields) -> None:
+    """Refuse configurations whose weights are not plain numbers."""
+    for key in ("quantization_config", "per_layer_config"):
+        if fields.data.get(key) is not None:
+            fields.fail(
+                f"{key} is set, and only plain full-precision models can be trained here",
+                hint="give the folder of the model that it was made from",
+            )
+
+
+def attention_heads(fields: Fields, heads_default: int, kv_default: int) -> tuple[int, int]:
+    """Return the number of query heads and of key and value heads."""
+    heads = fields.integer("num_attention_heads", heads_default)
+    # An explicit null means "as many as heads"; an absent key means the library's default.
+    null_kv = "num_key_value_heads" in fields.data and fields.data["num_key_value_heads"] is None
+    kv_heads = heads if null_kv else fields.integer("num_key_value_heads", kv_default)
+    if heads % kv_heads:
+        fields.fail(f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
+    return heads, kv_heads
+
+
+def head_dim(fields: Fields, default: int) -> int:
+    """Return the width of one head."""
+    width = fields.integer("head_dim", default, low=2)
+    if width % 2:
+        fields.refuse("head_dim", width, "even, since positions rotate pairs of numbers")
+    return width
+
+
+def pad_token(fields: Fields, vocab_default: int = 151936) -> int | None:
     """The row of the embedding that stays untrained, if any."""
     value = fields.data.get("pad_token_id")
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int):
         fields.refuse("pad_token_id", value, "a whole number or null")
-    vocab_size = fields.integer("vocab_size", 151936, low=2)
+    vocab_size = fields.integer("vocab_size", vocab_default, low=2)
     if not -vocab_size <= value < vocab_size:
         fields.refuse("pad_token_id", value, f"below vocab_size {vocab_size}")
     return int(value)
@@ -129,33 +146,34 @@ def _attention_kinds(fields: Fields, layers: int) -> dict[str, Any]:
     }
 
 
-def _rope(fields: Fields, positions: int, head_dim: int) -> dict[str, Any]:
+def rope(fields: Fields, positions: int, width: int) -> dict[str, Any]:
     """Rotary parameters in the library's present form, from it or from the two older ones."""
-    rope = fields.mapping("rope_scaling") or fields.mapping("rope_parameters")
-    old_type = rope.pop("type", "default")
-    kind = rope.setdefault("rope_type", old_type)
+    found = fields.mapping("rope_scaling") or fields.mapping("rope_parameters")
+    old_type = found.pop("type", "default")
+    kind = found.setdefault("rope_type", old_type)
     if not isinstance(kind, str) or kind not in _ROPE_NEEDS:
         fields.fail(f"rope type {kind!r} is not one of {', '.join(_ROPE_NEEDS)}")
-    if rope.pop("partial_rotary_factor", fields.data.get("partial_rotary_factor")) not in (None, 1):
+    partial = found.pop("partial_rotary_factor", fields.data.get("partial_rotary_factor"))
+    if partial not in (None, 1):
         fields.fail("partial_rotary_factor must be 1: the library's Qwen3 rotates whole heads")
-    theta = rope.get("rope_theta")
-    rope["rope_theta"] = fields.number("rope_theta", 10_000.0) if theta is None else theta
+    theta = found.get("rope_theta")
+    found["rope_theta"] = fields.number("rope_theta", 10_000.0) if theta is None else theta
     if kind in ("yarn", "llama3", "longrope"):
         own = fields.data.get("original_max_position_embeddings")
-        rope.setdefault("original_max_position_embeddings", own or positions)
+        found.setdefault("original_max_position_embeddings", own or positions)
     lists = ("short_factor", "long_factor")
     for name in (*_ROPE_NEEDS[kind], "rope_theta"):
-        value = rope.get(name)
+        value = found.get(name)
         if name in lists:
-            good = isinstance(value, list) and len(value) == head_dim // 2
+            good = isinstance(value, list) and len(value) == width // 2
             good = good and all(is_number(item) and item > 0 for item in value or ())
-            expected = f"a list of {head_dim // 2} positive numbers"
+            expected = f"a list of {width // 2} positive numbers"
         else:
             good = is_number(value) and value > 0  # type: ignore[operator]
             expected = "a positive number"
         if not good:
             fields.fail(f"rope type {kind} needs {name} as {expected}; found {value!r:.60}")
-    return rope
+    return found
 
 
 def matmul_parameters(config: Mapping[str, Any]) -> tuple[int, int]:
@@ -170,33 +188,58 @@ def matmul_parameters(config: Mapping[str, Any]) -> tuple[int, int]:
 
 def parameters(config: Mapping[str, Any]) -> tuple[ParameterShape, ...]:
     """Return names and shapes of the trainable parameters of a completed ``config``."""
-    hidden, ffn, head_dim = (config[n] for n in ("hidden_size", "intermediate_size", "head_dim"))
+    layer = {**attention_parameters(config), **mlp_parameters(config), **norm_parameters(config)}
+    return model_parameters(config, [layer] * config["num_hidden_layers"])
+
+
+def attention_parameters(
+    config: Mapping[str, Any], *, gated: bool = False
+) -> dict[str, tuple[int, ...]]:
+    """Return one attention layer's parameters; ``gated``: queries bring their output's gate."""
+    hidden, head_dim = config["hidden_size"], config["head_dim"]
     queries = config["num_attention_heads"] * head_dim
     keys = config["num_key_value_heads"] * head_dim
     matrices = {
-        "self_attn.q_proj": (queries, hidden),
+        "self_attn.q_proj": (2 * queries if gated else queries, hidden),
         "self_attn.k_proj": (keys, hidden),
         "self_attn.v_proj": (keys, hidden),
         "self_attn.o_proj": (hidden, queries),
-        "mlp.gate_proj": (ffn, hidden),
-        "mlp.up_proj": (ffn, hidden),
-        "mlp.down_proj": (hidden, ffn),
     }
-    layer: dict[str, tuple[int, ...]] = {f"{n}.weight": shape for n, shape in matrices.items()}
-    layer |= {f"self_attn.{name}.weight": (head_dim,) for name in ("q_norm", "k_norm")}
-    layer |= {
-        f"{name}.weight": (hidden,) for name in ("input_layernorm", "post_attention_layernorm")
-    }
+    found: dict[str, tuple[int, ...]] = {f"{n}.weight": shape for n, shape in matrices.items()}
+    found |= {f"self_attn.{name}.weight": (head_dim,) for name in ("q_norm", "k_norm")}
     if config["attention_bias"]:
-        attention = [name for name in matrices if name.startswith("self_attn.")]
-        layer |= {f"{name}.bias": matrices[name][:1] for name in attention}
+        found |= {f"{name}.bias": shape[:1] for name, shape in matrices.items()}
+    return found
+
+
+def mlp_parameters(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return one dense layer's matrices."""
+    hidden, ffn = config["hidden_size"], config["intermediate_size"]
+    return {
+        "mlp.gate_proj.weight": (ffn, hidden),
+        "mlp.up_proj.weight": (ffn, hidden),
+        "mlp.down_proj.weight": (hidden, ffn),
+    }
+
+
+def norm_parameters(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the two norms of the residual stream in one layer."""
+    names = ("input_layernorm", "post_attention_layernorm")
+    return {f"{name}.weight": (config["hidden_size"],) for name in names}
+
+
+def model_parameters(
+    config: Mapping[str, Any], layers: Sequence[Mapping[str, tuple[int, ...]]]
+) -> tuple[ParameterShape, ...]:
+    """Return the whole model's parameters from those of each layer."""
+    hidden = config["hidden_size"]
     embedding = (config["vocab_size"], hidden)
     inputs, outputs = "model.embed_tokens.weight", "lm_head.weight"
     names = [(inputs, outputs)] if config["tie_word_embeddings"] else [(inputs,), (outputs,)]
     found = [ParameterShape(names=each, shape=embedding) for each in names]
     found += [
         ParameterShape(names=(f"model.layers.{index}.{name}",), shape=shape)
-        for index in range(config["num_hidden_layers"])
+        for index, layer in enumerate(layers)
         for name, shape in layer.items()
     ]
     return (*found, ParameterShape(names=("model.norm.weight",), shape=(hidden,)))

@@ -12,6 +12,7 @@ from autotune.contract.plan import Model
 from autotune.errors import InputError
 from autotune.models.checkpoint import check_weights
 from autotune.models.family import find_family
+from autotune.models.hidden_size import hidden_size
 from autotune.models.hub import download
 from autotune.models.presets import PRESETS
 
@@ -62,7 +63,16 @@ def resolve_model(name: str, *, load_weights: bool, seed: int = 0) -> Model:
         weights=str(folder.absolute()) if load_weights and folder is not None else None,
         num_parameters=sum(math.prod(parameter.shape) for parameter in parameters),
         seed=seed,
+        hidden_size_from=_hidden_size_from(config),
     )
+
+
+def _hidden_size_from(config: dict[str, Any]) -> str:
+    try:
+        return hidden_size(config)[1]
+    except InputError:
+        # The family has checked the configuration: what is not there has a default.
+        return "the default of the family"
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -10,14 +10,14 @@ import dataclasses
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from autotune.contract.plan import Model
 from autotune.models.checkpoint import Checkpoint
-
-Start = Literal["normal", "ones", "zeros"]
+from autotune.models.family import family_of
+from autotune.models.starts import Start
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +46,11 @@ class WeightSource:
         canonical: dict[str, str] = {}
         starts: dict[str, Start] = {}
         zero_rows: dict[str, int] = {}
+        special = family_of(model.family).starts
         for name, parameter in module.named_parameters(remove_duplicate=False):
             canonical[name] = first_name.setdefault(id(parameter), name)
             owner = module.get_submodule(name.rpartition(".")[0])
-            starts[name] = _start(name, owner)
+            starts[name] = _start(name, owner, special)
             padding = getattr(owner, "padding_idx", None)
             if padding is not None:
                 zero_rows[name] = padding
@@ -87,11 +88,14 @@ class WeightSource:
             value = self.checkpoint.read(names, tuple(shape)).to(device)
             return _rounded(value.to(torch.float32))
         start = self.starts[canonical]
-        if start != "normal":
+        if start in ("ones", "zeros"):
             fill = torch.ones if start == "ones" else torch.zeros
             return fill(tuple(shape), dtype=torch.float32, device=device)
         value = torch.empty(tuple(shape), dtype=torch.float32, device=device)
-        value.normal_(0.0, self.std, generator=_generator(canonical, self.seed, device))
+        generator = _generator(canonical, self.seed, device)
+        if start == "log_uniform":
+            return _rounded(value.uniform_(0.01, 16.0, generator=generator).log_())
+        value.normal_(0.0, self.std, generator=generator)
         if canonical in self.zero_rows:
             value[self.zero_rows[canonical]] = 0.0
         return _rounded(value)
@@ -128,8 +132,12 @@ def _inverse_frequencies(rotary: Any) -> torch.Tensor:
     return value
 
 
-def _start(name: str, owner: torch.nn.Module) -> Start:
+def _start(name: str, owner: torch.nn.Module, special: Mapping[str, Start]) -> Start:
     """How the library starts a parameter (``PreTrainedModel._init_weights``)."""
+    leaf = name.rpartition(".")[2]
+    for key in (leaf, *(f"{cls.__name__}.{leaf}" for cls in type(owner).__mro__)):
+        if key in special:
+            return special[key]
     if name.endswith("bias"):
         return "zeros"
     return "ones" if "Norm" in type(owner).__name__ else "normal"

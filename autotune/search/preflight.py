@@ -13,9 +13,10 @@ from typing import Any, Final
 
 from autotune.backends.base import backend_of
 from autotune.contract.folder import StudyFolder, check_study_name
-from autotune.contract.plan import Topology, Workload
+from autotune.contract.plan import Model, Topology, Workload
 from autotune.errors import EnvironmentFault, InputError
 from autotune.knobs.known_bad import KNOWN_BAD
+from autotune.models.family import family_of
 from autotune.search import disk
 from autotune.search.anchors import Anchor, find_anchors
 from autotune.search.devices import Devices, find_topology, visible_devices
@@ -85,6 +86,10 @@ def prepare(request: SearchRequest, *, staging: Path) -> Prepared:
     space = loaded.on(topology)
     _take_earlier_tokens(folder, staging)
     workload = make_workload(space, data_folder=staging)
+    family = family_of(workload.model.family)
+    refusal = family.packing_refusal(workload.model.config)
+    if refusal is not None:
+        space = loaded.on(topology, packing_refusal=refusal)
     space = fitting(space, workload, topology, devices)
     facts = environment(topology)
     planner = Planner(study=folder.name, space=space, workload=workload, topology=topology)
@@ -103,7 +108,7 @@ def prepare(request: SearchRequest, *, staging: Path) -> Prepared:
         trials=trials,
         planner=planner,
         anchors=find_anchors(space, workload, earlier) if request.anchors else (),
-        notes=(*_notes(space, devices, topology), *few),
+        notes=(*_notes(space, workload.model, devices, topology), *few),
     )
 
 
@@ -185,13 +190,18 @@ def _public_version(package: str) -> str | None:
         return None
 
 
-def _notes(space: SearchSpace, devices: Devices, topology: Topology) -> tuple[str, ...]:
+def _notes(
+    space: SearchSpace, model: Model, devices: Devices, topology: Topology
+) -> tuple[str, ...]:
     notes = [
         f"{d.param} is not tuned: {d.reason}"
         if d.value is None
         else f"{d.param}: {d.value!r} is left out: {d.reason}"
         for d in space.dropped
     ]
+    if model.hidden_size_from != "hidden_size":
+        size = model.config["hidden_size"]
+        notes.append(f"the model's hidden size {size} is {model.hidden_size_from} of its config")
     if devices.note:
         notes.append(f"GPUs are not used: {devices.note}")
     if topology.device == "cpu":

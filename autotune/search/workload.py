@@ -50,10 +50,12 @@ def make_workload(space: SearchSpace, *, data_folder: Path) -> Workload:
 def context_of(workload: Workload, topology: Topology, environment_fingerprint: str) -> str:
     """Return the digest of all that must be equal for two times to be comparable.
 
-    Where the token file lies is left out: its hash is in, and a runs folder may be moved.
+    Where the token file lies is left out: its hash is in, and a runs folder may be moved. So is
+    where the hidden size was found.
     """
     work = codec.to_json(workload)
     work["samples"]["token_file"] = None
+    del work["model"]["hidden_size_from"]
     return jsonfile.digest(
         {
             "workload": work,

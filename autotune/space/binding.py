@@ -21,11 +21,17 @@ SHOWN: Final = 5
 
 _ROWS: Final = "workload.micro_batch"
 _TOKENS: Final = "workload.max_tokens"
+_BATCHING: Final = "workload.batching"
+_PACKED: Final = "packed"
+_NO_LIMIT: Final = (
+    "it is cut by max_tokens, the length of its rows, and nothing here sets or tunes that"
+)
 _RESHARD: Final = "fsdp2.reshard_after_forward"
 
 
-def bind(space: SearchSpace, topology: Topology) -> SearchSpace:
+def bind(space: SearchSpace, topology: Topology, packing_refusal: str | None) -> SearchSpace:
     """See :meth:`autotune.space.search_space.SearchSpace.on`."""
+    space = dataclasses.replace(space, packing_refusal=packing_refusal)
     params: list[Param] = []
     dropped: list[Dropped] = []
     for param in space.declared:
@@ -53,6 +59,11 @@ def bind(space: SearchSpace, topology: Topology) -> SearchSpace:
 def _check_default_cut(space: SearchSpace, topology: Topology) -> None:
     """The baseline must be cut somehow; where nothing says how, it is by rows."""
     named = {**space.baseline, **space.fixed}
+    if named.get(_BATCHING) == _PACKED and named.get(_TOKENS) is None:
+        section = "fixed" if _BATCHING in space.fixed else "baseline"
+        raise space.places[f"{section}.{_BATCHING}"].error(
+            f"batching packed cannot be: {_NO_LIMIT}", hint=f"add max_tokens to {section}"
+        )
     if all(named.get(name) is None for name in (_ROWS, _TOKENS)):
         hint = None
         if any(param.knob == _TOKENS for param in space.params):
@@ -86,6 +97,8 @@ def impossible(space: SearchSpace, topology: Topology, name: str, value: Any) ->
             return reason
     if value is None or isinstance(value, bool):
         return None
+    if name == _BATCHING and value == _PACKED:
+        return space.packing_refusal or (None if _has_limit(space) else _NO_LIMIT)
     if name == _ROWS:
         batch, processes = space.workload.global_batch, topology.processes
         if batch % (value * processes) != 0:
@@ -101,6 +114,11 @@ def impossible(space: SearchSpace, topology: Topology, name: str, value: Any) ->
     if name == _RESHARD:
         return _refused_group(value, topology.processes)
     return None
+
+
+def _has_limit(space: SearchSpace) -> bool:
+    tuned = any(param.knob == _TOKENS for param in space.declared)
+    return tuned or any(given.get(_TOKENS) is not None for given in (space.fixed, space.baseline))
 
 
 def _refused_group(value: int, processes: int) -> str | None:
@@ -198,6 +216,8 @@ def _hint(space: SearchSpace, topology: Topology, name: str) -> str | None:
                 f"{_processes(topology.processes)} divide, or cut by max_tokens"
             )
         return f"micro_batch must divide {share}, the samples of each process"
+    if name == _BATCHING:
+        return "use padded or sorted" if space.packing_refusal else "tune or set max_tokens"
     if name == _TOKENS:
         return f"max_tokens must be at least {space.workload.data.max_length}"
     return None

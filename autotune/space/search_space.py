@@ -57,6 +57,8 @@ class SearchSpace:
     knobs: dict[str, Knob]
     """Every knob that a configuration may hold, by full name."""
     topology: Topology | None = None
+    packing_refusal: str | None = None
+    """Why the workload's model cannot be packed, once bound; ``None``: it can, or is not known."""
     places: dict[str, Place] = dataclasses.field(default_factory=dict, compare=False, repr=False)
     """Where the file says what: ``params.NAME``, ``fixed.FULL``, ``workload.global_batch``,
     ``constraint TEXT``, …; :meth:`place` reads it."""
@@ -81,14 +83,18 @@ class SearchSpace:
         stated = (f"{section}.{knob}" for section in ("fixed", "baseline"))
         return self.place(next((path for path in stated if path in self.places), "baseline"))
 
-    def on(self, topology: Topology) -> SearchSpace:
+    def on(self, topology: Topology, *, packing_refusal: str | None = None) -> SearchSpace:
         """Return this space on a topology, without the choices that cannot hold there.
+
+        Args:
+            topology: Where the ranks run.
+            packing_refusal: Why the model cannot be packed; ``None`` where it can.
 
         Raises:
             SpaceError: No choice of a parameter is left, or what is fixed, the baseline or the
                 global batch is impossible.
         """
-        return binding.bind(self, topology)
+        return binding.bind(self, topology, packing_refusal)
 
     def without(self, backend: str, reason: str) -> SearchSpace:
         """Return this space without a backend that cannot run here, and say why.

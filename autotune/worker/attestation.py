@@ -45,6 +45,8 @@ def read_schedule(plan: Plan, stream: TokenStream, rank: int) -> dict[str, ReadB
             if step.samples
         ]
     found: dict[str, Any] = {"workload.batching": _batching(plan)}
+    if plan.schedule.batching == "packed" and not _positions_restart(plan, stream, rank):
+        found["workload.batching"] = "padded"
     rows, limit = plan.config.get("workload.micro_batch"), plan.config.get("workload.max_tokens")
     if rows is not None:
         different = {count for count, _ in shapes} - {rows}
@@ -117,6 +119,24 @@ def _batching(plan: Plan) -> str:
         if plan.schedule.batching == "sorted" and not longest_first:
             return "padded"
     return plan.schedule.batching
+
+
+def _positions_restart(plan: Plan, stream: TokenStream, rank: int) -> bool:
+    """Whether each packed row's position ids begin anew at each of its samples."""
+    lengths = plan.workload.samples.lengths
+    for index, batch in enumerate(plan.schedule.batches):
+        tensors = stream.micro_batches(index)
+        for tensor, step in zip(tensors, batch.ranks[rank].micro_steps, strict=True):
+            if not step.samples:
+                continue
+            if tensor.position_ids is None or tensor.attention_mask is not None:
+                return False
+            ends = itertools.accumulate((lengths[sample] for sample in step.samples), initial=0)
+            starts = [end for end in ends if end < step.length]
+            zeros = (tensor.position_ids[0] == 0).nonzero().flatten().tolist()
+            if zeros != starts:
+                return False
+    return True
 
 
 def _typed(text: str | None, requested: Any) -> Any:

@@ -40,6 +40,7 @@ COMMON: Final = (
     # Our own, which import each other inside functions.
     "autotune.worker.session",
     "autotune.worker.attestation",
+    "autotune.worker.leaks",
     "autotune.worker.measure",
     "autotune.worker.rendezvous",
     "autotune.worker.step",
@@ -67,7 +68,7 @@ def modules_for(
             missing[f"{kind}:{name}"] = _reason(error)
             continue
         names.extend(getattr(part, "preload", ()))
-        if kind == "models":
+        if kind == "models" and not getattr(part, "imports_kernels", False):
             names.append(f"transformers.models.{name}.modeling_{name}")
     return tuple(dict.fromkeys(names)), missing
 

@@ -93,7 +93,7 @@ class _Session:
         from autotune.backends.base import RankContext, backend_of
         from autotune.data.stream import TokenStream
         from autotune.models.family import family_of
-        from autotune.worker import attestation, memory, rendezvous
+        from autotune.worker import attestation, leaks, memory, rendezvous
         from autotune.worker.measure import Meter
         from autotune.worker.step import Stepper
 
@@ -123,6 +123,9 @@ class _Session:
             processes=plan.topology.processes,
             device=place.device,
         )
+        if plan.schedule.batching == "packed":
+            self._heart.enter("check")
+            leaks.require_no_leak(plan, family, engine, place.device)
         meter = Meter(plan, stepper, meter_memory, place.device, self._heart)
         meter.check()
         read_back |= attestation.read_schedule(plan, stream, self._rank)

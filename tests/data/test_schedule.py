@@ -36,14 +36,14 @@ def groups(schedule: Schedule, batch: int = 0) -> list[list[tuple[int, ...]]]:
 def cuts(draw):
     processes = draw(st.integers(1, 4))
     batches = draw(st.integers(1, 3))
-    by_rows = draw(st.booleans())
+    batching = draw(st.sampled_from(["padded", "sorted", "packed"]))
+    by_rows = batching != "packed" and draw(st.booleans())
     rows = draw(st.integers(1, 4)) if by_rows else None
     unit = (rows or 1) * processes if by_rows else 1
     global_batch = unit * draw(st.integers(1, 6))
     count = global_batch * batches
     lengths = draw(st.lists(st.integers(2, 64), min_size=count, max_size=count))
     tokens = None if by_rows else draw(st.integers(max(lengths), 300))
-    batching = draw(st.sampled_from(["padded", "sorted"]))
     return {
         "lengths": lengths,
         "rows": rows,
@@ -74,6 +74,10 @@ def test_every_cut_does_the_same_work_within_its_limit(case):
             shapes.add((step.rows, step.length))
             if not step.samples:
                 assert (step.rows, step.length) <= (1, 8)
+                continue
+            if case["batching"] == "packed":
+                assert (step.rows, step.length) == (1, case["tokens"])
+                assert sum(lengths[sample] for sample in step.samples) <= case["tokens"]
                 continue
             assert step.rows == len(step.samples)
             assert step.length == max(lengths[sample] for sample in step.samples)
@@ -147,9 +151,31 @@ def test_either_rows_or_tokens():
             cut([4, 4], rows=rows, tokens=tokens)
 
 
-def test_packed_and_unknown_batching_are_refused():
-    with pytest.raises(InputError, match="boundary-aware"):
-        cut([4, 4], tokens=8, batching="packed")
+def test_packing_takes_the_first_bin_with_room_and_keeps_the_stream_order_inside():
+    schedule = cut([5, 9, 3, 7, 4], tokens=12, batching="packed")
+    assert groups(schedule) == [[(1, 2), (4,)], [(0, 3), ()]]
+    filled = [step for rank in schedule.batches[0].ranks for step in rank.micro_steps][:3]
+    assert {(step.rows, step.length) for step in filled} == {(1, 12)}
+    assert schedule.batches[0].ranks[1].micro_steps[1] == MicroStep(samples=(), rows=1, length=8)
+
+
+def test_packing_pads_less_than_rows_of_like_length():
+    lengths = draw_lengths("ultrachat-like", num_samples=256, max_length=512, seed=0)
+    packed, by_length = (
+        cut(lengths, tokens=512, batching=batching, batches=4, longest=512, processes=1)
+        for batching in ("packed", "padded")
+    )
+    assert packed.micro_steps < 0.75 * by_length.micro_steps
+    assert packed.padding_share < 0.1
+    assert packed.distinct_shapes == 1
+
+
+def test_rows_cannot_be_packed():
+    with pytest.raises(InputError, match="batching packed needs max_tokens"):
+        cut([4, 4], rows=1, batching="packed")
+
+
+def test_unknown_batching_is_refused():
     with pytest.raises(InputError, match="unknown batching"):
         cut([4, 4], tokens=8, batching="random")
 
@@ -179,8 +205,14 @@ def test_stream_of_the_wrong_size_is_refused():
     ],
 )
 def test_worst_case_is_the_largest_shape_that_the_cut_allows(limits, shape):
-    step = worst_case(max_length=512, global_batch=16, **limits)
+    step = worst_case(batching="padded", max_length=512, global_batch=16, **limits)
     assert (step.rows, step.length, step.samples) == (*shape, ())
+
+
+def test_worst_case_of_packing_is_its_only_shape():
+    limits = {"max_length": 512, "micro_batch": None, "max_tokens": 700, "global_batch": 16}
+    step = worst_case(batching="packed", **limits)
+    assert (step.rows, step.length, step.samples) == (1, 700, ())
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,25 @@ def test_every_measured_setting_is_written_with_its_value(
     assert "stage3_model_persistence_threshold" in zero
 
 
+def test_leaf_modules_of_experts_and_packing_are_left_to_the_trainer(
+    study: StudyBuilder, unasked: None
+) -> None:
+    from study_factory import CONFIG
+
+    config = CONFIG | {
+        "workload.batching": "packed",
+        "workload.max_tokens": 1024,
+        "workload.micro_batch": None,
+    }
+    notes = {"z3_leaf_modules": ["Qwen3MoeSparseMoeBlock"]}
+    study.trial(measured(0.5, read_back={}, notes=notes), config=config)
+    result = exported(study)
+    text = " ".join(result.notes)
+    assert "set_z3_leaf_modules(model, ['Qwen3MoeSparseMoeBlock'])" in text
+    assert "packed into rows of 1024 tokens" in text
+    assert result.losses == ("the cut of the global batch by tokens",)
+
+
 def test_whole_floats_become_integers_and_nothing_is_rounded() -> None:
     """BUG-055: 2e8 on a float scale is 200000000; 15099494.4 is no size."""
     made = exactness.exact({"zero_optimization": {"reduce_bucket_size": 2e8}, "lr": 1.0}, KNOBS)

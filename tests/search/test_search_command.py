@@ -44,6 +44,23 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     assert list(tmp_path.iterdir()) == [file]
 
 
+def test_a_hybrid_without_boundary_aware_kernels_is_not_packed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """BUG-049: the choice is left out before anything starts, with the reason."""
+    arguments = ["search", "--space", "packing.yaml", "--runs", str(tmp_path / "runs"), "--dry-run"]
+    assert main(arguments) == 0
+    assert "left out" not in capsys.readouterr().out
+    hybrid = [*arguments, "--set", "workload.model=qwen3_5-tiny"]
+    assert main(hybrid) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "batching: 'packed' is left out: linear attention and its convolution" in text
+    # BUG-060: where the hidden size was found is said.
+    assert "hidden size 128 is text_config.hidden_size of its config" in text
+    assert main([*hybrid, "--set", "baseline.batching=packed"]) == 2
+    assert "batching packed cannot be: linear attention" in capsys.readouterr().err
+
+
 def test_dry_run_json_is_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["search", "--space", str(write(tmp_path)), "--runs", str(tmp_path / "runs")]
     assert main([*arguments, "--dry-run", "--json", "--trials", "7"]) == 0

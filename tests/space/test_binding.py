@@ -91,15 +91,45 @@ def test_tokens_need_no_divisible_batch(load: Load) -> None:
     assert config.values["workload.micro_batch"] is None
 
 
-def test_packed_is_dropped_with_its_reason(load: Load) -> None:
-    space = on(load("batching: {choices: [padded, packed]}"), 2)
+PACKED = "batching: {choices: [padded, packed]}"
+REASON = "linear attention runs a fallback without boundaries"
+
+
+def refused(space: SearchSpace) -> SearchSpace:
+    topology = Topology(processes=2, device="cpu", devices_per_node=2)
+    return space.on(topology, packing_refusal=REASON)
+
+
+def test_packed_is_dropped_with_the_models_reason(load: Load) -> None:
+    work = ", data: {max_length: 512}, max_tokens: 1024"
+    space = refused(load(PACKED, workload=work))
     assert values(space) == ("padded",)
-    assert "no boundary-aware packing" in space.dropped[0].reason
+    assert [(item.value, item.reason) for item in space.dropped] == [("packed", REASON)]
     with pytest.raises(SpaceError, match="no choice of batching is left"):
-        on(load("batching: {choices: [packed]}"), 2)
-    with pytest.raises(SpaceError, match="batching packed cannot be") as caught:
-        on(load(workload=", batching: packed"), 2)
+        refused(load("batching: {choices: [packed]}", workload=work))
+    with pytest.raises(SpaceError, match="batching packed cannot be: linear") as caught:
+        refused(load(workload=", batching: packed"))
     assert str(caught.value).startswith("space.yaml:3:")
+
+
+def test_packed_is_cut_by_tokens_only(load: Load) -> None:
+    work = ", data: {max_length: 512}, max_tokens: 1024"
+    assert values(on(load(PACKED, workload=work), 2)) == ("padded", "packed")
+    space = on(load(PACKED), 2)
+    assert values(space) == ("padded",)
+    assert "it is cut by max_tokens" in space.dropped[0].reason
+    tuned = ("max_tokens: {choices: [1024, 2048]}", PACKED)
+    assert values(on(load(*tuned, workload=", data: {max_length: 512}"), 2), 1) == (
+        "padded",
+        "packed",
+    )
+    with pytest.raises(SpaceError, match="batching packed cannot be: it is cut") as caught:
+        on(load("overlap_comm: {choices: [on, off]}", workload=", batching: packed"), 2)
+    assert str(caught.value).startswith("space.yaml:3:")
+    # The baseline itself needs a limit, also where the limit is tuned.
+    limit = "max_tokens: {choices: [1024]}"
+    with pytest.raises(SpaceError, match="batching packed cannot be"):
+        on(load(limit, workload=", data: {max_length: 512}, batching: packed"), 2)
 
 
 def test_reshard_groups_must_divide_the_processes(load: Load) -> None:

@@ -20,16 +20,19 @@ MINIMAL = (
 CPU = Topology(processes=2, device="cpu", devices_per_node=2)
 
 
-@pytest.mark.parametrize("name", ["zero3", "fsdp2", "ddp"])
-def test_a_shipped_space_runs_as_it_is(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [("zero3", "zero3"), ("fsdp2", "fsdp2"), ("ddp", "ddp"), ("packing", "fsdp2")],
+)
+def test_a_shipped_space_runs_as_it_is(name: str, backend: str) -> None:
     space = load_space(f"{name}.yaml").on(CPU)
-    assert space.backends == (name,)
+    assert space.backends == (backend,)
     assert space.workload.model == "qwen3-tiny"
     assert space.workload.data.max_length == 512
     assert space.processes is None
     assert space.dropped == ()
     assert space.violated(space.baseline_config()) is None
-    start = space.project(name, {})
+    start = space.project(backend, {})
     assert space.contains(start)
     assert space.violated(space.resolve(start)) is None
     assert load_space(name) == load_space(f"{name}.yaml")

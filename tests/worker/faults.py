@@ -136,3 +136,10 @@ def rank_1_hangs(rank: int) -> None:
 def no_large_files(rank: int) -> None:
     """Files cannot grow beyond a heartbeat, as on a full disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))
+
+
+def boundaries_lost(rank: int) -> None:
+    """The library's masks are plainly causal: position ids no longer separate samples."""
+    from transformers import masking_utils
+
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None
