@@ -5,8 +5,18 @@ import re
 from pathlib import Path
 
 import pytest
+from study_factory import StudyBuilder, failed, make_study, measured
 
+from autotune.contract.plan import Topology
+from autotune.exporters.base import ExportResult
+from autotune.exporters.choosing import choose
+from autotune.exporters.provenance import provenance
 from autotune.knobs import fsdp2, workload, zero3
+from autotune.report import document
+from autotune.report.progress import progress
+from autotune.space.sections import KEYS
+from autotune.store.importer import read_study
+from autotune.store.provenance import environment
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -49,3 +59,66 @@ def test_every_page_that_the_readme_links_to_is_there():
     links = re.findall(r"\]\(([^)#:]+)\)", (ROOT / "README.md").read_text())
     assert len(links) >= 10
     assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def field_names(document):
+    """Keys at any depth; those of open mappings (settings, packages, layer types) are values."""
+    open_mappings = {"params", "config", "packages", "read_back", "implementations", "unverified"}
+    if isinstance(document, list):
+        return set().union(*map(field_names, document)) if document else set()
+    if not isinstance(document, dict):
+        return set()
+    below = [field_names(value) for key, value in document.items() if key not in open_mappings]
+    return set(document).union(*below)
+
+
+def test_the_reference_names_every_field_of_the_report(tmp_path):
+    samples = {"lengths": [8], "dataset_samples": 100}
+    study = StudyBuilder(tmp_path, make_study(workload={"samples": samples, "global_batch": 4}))
+    study.trial(measured(0.8))
+    best = study.trial(measured(0.5))
+    study.trial(failed("crash", "why"))
+    study.again(best, measured(0.5))
+    study.verdict("faster", best, ratio=1.6, low=1.5, high=1.7)
+    contents = read_study(study.folder)
+    report = document.build(contents)
+    fields = field_names(report) | field_names(environment(report_topology()))
+    page = (ROOT / "docs/reference/report-json.md").read_text()
+    tables = page[page.index("## The document") :]
+    assert {"median", "hours", "round", "cpu_cores", "compile_s"} <= fields
+    assert sorted(name for name in fields if f"`{name}`" not in tables) == []
+    others = page[page.index("## Other documents") :]
+    status = progress(contents, report)
+    assert sorted(name for name in status if f"`{name}`" not in tables) == []
+    assert "num_remeasurements" in others
+
+
+def report_topology():
+    return Topology(processes=2, device="cpu", devices_per_node=2)
+
+
+def test_the_reference_names_every_field_of_an_exports_companion(tmp_path):
+    study = StudyBuilder(tmp_path)
+    study.trial(measured(0.8))
+    contents = read_study(study.folder)
+    request = choose(contents, document.build(contents), "ds.json")
+    fields = provenance(request, ExportResult(files={"ds.json": "{}"}), format_name="f", at=1.0)
+    page = (ROOT / "docs/how-to/export.md").read_text()
+    assert sorted(name for name in fields if f"`{name}`" not in page) == []
+
+
+def test_the_space_files_reference_names_every_key():
+    page = (ROOT / "docs/reference/space-file.md").read_text()
+    keys = {key for path, names in KEYS.items() for key in names if path != "workload.precision"}
+    assert (
+        sorted(key for key in keys if key not in re.findall(r"[\w.]+", page.replace(".", " ")))
+        == []
+    )
+
+
+def test_the_space_files_reference_names_every_knob():
+    page = (ROOT / "docs/reference/space-file.md").read_text()
+    knobs = [knob for owner in (workload, zero3, fsdp2) for knob in owner.KNOBS]
+    live = [knob.name for knob in knobs if knob.numerics != "work" and knob.dead_when != "true"]
+    assert len(live) > 15
+    assert [name for name in live if f"`{name}`" not in page] == []

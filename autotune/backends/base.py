@@ -28,6 +28,16 @@ class RankContext:
     device: torch.device
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """Why a configuration cannot run."""
+
+    about: str
+    """What is at fault: a full knob name, or a key of the space file (``workload.precision``)."""
+    reason: str
+    """In words."""
+
+
 class Engine(Protocol):
     """A built model with its optimizer, on one rank."""
 
@@ -78,8 +88,8 @@ class Backend(Protocol):
 
     def validate(
         self, config: Mapping[str, Any], workload: Workload, topology: Topology
-    ) -> str | None:
-        """Return why this configuration cannot run here, in words, or ``None``."""
+    ) -> Refusal | None:
+        """Return why this configuration cannot run here, or ``None``."""
 
     def anchors(self, workload: Workload) -> dict[str, dict[str, Any]]:
         """Known configurations to try first: name to full knob name to value."""

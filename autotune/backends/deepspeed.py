@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from autotune.backends.base import IncompatibleConfigError
+from autotune.backends.base import IncompatibleConfigError, Refusal
 from autotune.contract.plan import Plan, Precision, Topology, Workload
 from autotune.knobs.zero3 import KNOBS
 
@@ -97,13 +97,14 @@ class Zero3Backend:
 
     def validate(
         self, config: Mapping[str, Any], workload: Workload, topology: Topology
-    ) -> str | None:
+    ) -> Refusal | None:
         """Return what the engine refuses, in words (``runtime/zero/config.py``, ``stage3.py``)."""
         threshold = config.get("zero3.stage3_module_granularity_threshold") or 0
         if threshold > 0 and topology.device == "cpu":
-            return (
-                "stage3_module_granularity_threshold above 0 needs a device: without one the "
-                "engine fails while it builds"
+            return Refusal(
+                about="zero3.stage3_module_granularity_threshold",
+                reason="stage3_module_granularity_threshold above 0 needs a device: without one "
+                "the engine fails while it builds",
             )
         return _refused_precision(workload.precision)
 
@@ -178,12 +179,13 @@ def _merge_unverified(target: dict[str, Any], extra: Mapping[str, Any], *, path:
             )
 
 
-def _refused_precision(precision: Precision) -> str | None:
+def _refused_precision(precision: Precision) -> Refusal | None:
+    reason = None
     if precision.master != "fp32":
-        return "ZeRO-3 keeps bf16 master weights only with CPU offload (stage3.py); use fp32"
-    if precision.compute == "fp32" and precision.accumulate != "fp32":
-        return "ZeRO-3 with fp32 weights accumulates gradients in fp32"
-    return None
+        reason = "ZeRO-3 keeps bf16 master weights only with CPU offload (stage3.py); use fp32"
+    elif precision.compute == "fp32" and precision.accumulate != "fp32":
+        reason = "ZeRO-3 with fp32 weights accumulates gradients in fp32"
+    return None if reason is None else Refusal(about="workload.precision", reason=reason)
 
 
 def _full(values: Mapping[str, Any]) -> dict[str, Any]:

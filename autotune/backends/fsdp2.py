@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from autotune.backends.base import Refusal
 from autotune.contract.plan import Plan, Precision, Topology, Workload
 from autotune.knobs.fsdp2 import KNOBS
 
@@ -51,19 +52,21 @@ class Fsdp2Backend:
 
     def validate(
         self, config: Mapping[str, Any], workload: Workload, topology: Topology
-    ) -> str | None:
+    ) -> Refusal | None:
         """Return what cannot hold here, in words."""
         values = _values(config)
         layers = int(workload.model.config["num_hidden_layers"])
         if values["layers_per_unit"] > layers:
-            return (
-                f"layers_per_unit {values['layers_per_unit']} is more than the model's "
-                f"{layers} layers"
+            return Refusal(
+                about="fsdp2.layers_per_unit",
+                reason=f"layers_per_unit {values['layers_per_unit']} is more than the model's "
+                f"{layers} layers",
             )
         if values["wrap_embeddings"] and workload.model.config.get("tie_word_embeddings"):
-            return (
-                "wrap_embeddings needs an output head of its own: this model ties it to the "
-                "input embedding, and one weight cannot belong to two units"
+            return Refusal(
+                about="fsdp2.wrap_embeddings",
+                reason="wrap_embeddings needs an output head of its own: this model ties it to "
+                "the input embedding, and one weight cannot belong to two units",
             )
         return (
             _refused_reshard(values["reshard_after_forward"], topology.processes)
@@ -128,21 +131,25 @@ def _values(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: config.get(f"fsdp2.{key}", default) for key, default in DEFAULTS.items()}
 
 
-def _refused_reshard(value: bool | int, processes: int) -> str | None:
+def _refused_reshard(value: bool | int, processes: int) -> Refusal | None:
     if isinstance(value, bool):
         return None
     if value in (1, processes):
         plain = "false" if value == 1 else "true"
-        return f"reshard_after_forward {value} on {processes} processes is the same as {plain}"
+        return Refusal(
+            about="fsdp2.reshard_after_forward",
+            reason=f"reshard_after_forward {value} on {processes} processes is the same as {plain}",
+        )
     if value < 1 or processes % value:
-        return (
-            f"reshard_after_forward {value} does not divide the {processes} processes "
-            "(_fsdp_init.py, _get_post_forward_mesh_info)"
+        return Refusal(
+            about="fsdp2.reshard_after_forward",
+            reason=f"reshard_after_forward {value} does not divide the {processes} processes "
+            "(_fsdp_init.py, _get_post_forward_mesh_info)",
         )
     return None
 
 
-def _refused_prefetch(values: Mapping[str, Any], workload: Workload) -> str | None:
+def _refused_prefetch(values: Mapping[str, Any], workload: Workload) -> Refusal | None:
     units = num_units(
         workload,
         layers_per_unit=values["layers_per_unit"],
@@ -150,16 +157,24 @@ def _refused_prefetch(values: Mapping[str, Any], workload: Workload) -> str | No
     )
     for key in ("forward_prefetch", "backward_prefetch"):
         if values[key] > max(1, units - 1):
-            return f"{key} {values[key]} looks further ahead than the {units} units reach"
+            return Refusal(
+                about=f"fsdp2.{key}",
+                reason=f"{key} {values[key]} looks further ahead than the {units} units reach",
+            )
     return None
 
 
-def _refused_precision(precision: Precision) -> str | None:
+def _refused_precision(precision: Precision) -> Refusal | None:
     if precision.accumulate != precision.reduce:
-        return (
-            "FSDP2 sums the gradients of several micro-steps in the format in which it reduces "
-            f"them: accumulate {precision.accumulate} with reduce {precision.reduce} cannot be"
+        return Refusal(
+            about="workload.precision",
+            reason="FSDP2 sums the gradients of several micro-steps in the format in which it "
+            f"reduces them: accumulate {precision.accumulate} with reduce {precision.reduce} "
+            "cannot be",
         )
     if precision.compute == "fp32" and precision.master != "fp32":
-        return "bf16 master weights under fp32 compute would round every update twice"
+        return Refusal(
+            about="workload.precision",
+            reason="bf16 master weights under fp32 compute would round every update twice",
+        )
     return None

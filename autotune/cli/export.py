@@ -29,7 +29,7 @@ def export(
     study: StudyArgument = None,
     name: StudyOption = None,
     format_name: Annotated[
-        str, typer.Option("--format", "-f", metavar="F", help="What to write.")
+        str, typer.Option("--format", "-f", metavar="F", help="Format of the file: deepspeed.")
     ] = "deepspeed",
     output: Annotated[
         str | None,

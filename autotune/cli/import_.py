@@ -10,6 +10,7 @@ import typer
 from autotune.cli.options import JsonOption, StorageOption
 
 if TYPE_CHECKING:
+    from autotune.store.database import Store
     from autotune.store.records import StudyContents
 
 
@@ -20,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
 def import_(
     runs_dir: Annotated[
-        Path | None, typer.Argument(metavar="[RUNS_DIR]", help="Folder of studies.")
+        Path | None, typer.Argument(metavar="RUNS_DIR", help="Folder of studies.")
     ] = None,
     runs: Annotated[
         Path | None, typer.Option("--runs", metavar="DIR", help="The same as the argument.")
@@ -54,7 +55,7 @@ def import_(
         done = import_runs(folder, store)
         problems = [*done.problems]
         for contents in done.studies:
-            problems += _rebuild_projection(store.url, contents)
+            problems += _rebuild_projection(store, contents)
     finally:
         store.close()
     for problem in problems:
@@ -67,7 +68,7 @@ def import_(
         typer.echo(f"imported {contents.study.name}: {len(contents.trials)} trials")
 
 
-def _rebuild_projection(url: str, contents: StudyContents) -> list[str]:
+def _rebuild_projection(store: Store, contents: StudyContents) -> list[str]:
     """Bring Optuna's study of the same name to the records; return what went wrong, in words."""
     from autotune.errors import AutotuneError
     from autotune.search.events import Message
@@ -83,7 +84,7 @@ def _rebuild_projection(url: str, contents: StudyContents) -> list[str]:
 
     try:
         space = parse_space(study.space_text, file=study.space_file, overrides=study.overrides)
-        projection = Projection(url, study.name, space, hear)
+        projection = Projection(store, study.name, space, hear)
         projection.check()
         projection.open(contents, anew=False)
     except AutotuneError as error:

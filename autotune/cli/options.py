@@ -32,7 +32,7 @@ JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")
 ]
 StudyArgument = Annotated[
-    str | None, typer.Argument(metavar="[STUDY]", help="Name of the study; default: the latest.")
+    str | None, typer.Argument(metavar="STUDY", help="Name of the study; default: the latest.")
 ]
 StudyOption = Annotated[
     str | None, typer.Option("--study", metavar="NAME", help="The same as the argument.")

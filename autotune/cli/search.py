@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -103,8 +105,18 @@ def _run(request: SearchRequest, *, as_json: bool) -> None:
                 with contextlib.suppress(BrokenPipeError):  # the error is what counts
                     _print_document(request, study_name(request))
             raise
+    name = result.contents.study.name
     if as_json:
-        _print_document(request, result.contents.study.name)
+        _print_document(request, name)
+    else:
+        typer.echo(f"  {shlex.join(_report_words(name, request))} shows it all")
+
+
+def _report_words(study: str, request: SearchRequest) -> list[str]:
+    words = [*_program(), "report", study]
+    if request.runs != DEFAULT_RUNS:
+        words.append(f"--runs={request.runs}")
+    return words if request.storage is None else [*words, f"--storage={request.storage}"]
 
 
 def _print_document(request: SearchRequest, study: str) -> None:
@@ -129,10 +141,7 @@ def _resume_words(
     no_early_stop: bool,
 ) -> tuple[str, ...]:
     """The words of the command that resumes, from the options as they were understood."""
-    program = ["autotune"]
-    if Path(sys.argv[0]).name == "__main__.py":
-        program = ["python", "-m", "autotune"]
-    words = [*program, "search", f"--space={space}" if space.startswith("-") else "--space"]
+    words = [*_program(), "search", f"--space={space}" if space.startswith("-") else "--space"]
     if not space.startswith("-"):
         words.append(space)
     if trials is not None:
@@ -144,3 +153,17 @@ def _resume_words(
     words += ["--no-anchors"] if no_anchors else []
     words += ["--no-early-stop"] if no_early_stop else []
     return tuple(words)
+
+
+def _program() -> list[str]:
+    """The words that call the program here: its path where PATH does not find this one."""
+    called = Path(sys.argv[0])
+    if called.name == "__main__.py":
+        return [_found("python", Path(sys.executable)), "-m", "autotune"]
+    return [_found("autotune", called) if called.name == "autotune" else "autotune"]
+
+
+def _found(name: str, program: Path) -> str:
+    found = shutil.which(name)
+    same = found is not None and Path(found).absolute() == program.absolute()
+    return name if same else str(program)

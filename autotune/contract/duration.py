@@ -57,3 +57,15 @@ def _from_parts(parts: list[tuple[Any, Any]], shown: Any) -> float:
     if not math.isfinite(total) or total <= 0:
         raise ValueError(f"{shown!r} is not a positive, finite duration")
     return total
+
+
+def duration_text(seconds: float) -> str:
+    """``75 s``, ``12 min``, ``3.5 h``: a time to wait, as exact as people need it."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def seconds_text(seconds: float) -> str:
+    """``1.360``, ``0.08512``: a measured time with four figures, so that columns compare."""
+    return f"{seconds:#.4g}".rstrip(".")

@@ -27,7 +27,9 @@ from autotune.errors import InputError
 
 DATABASE_NAME: Final = "autotune.db"
 """The database in the runs folder; SQLite puts files of longer names beside it."""
-_SAFE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+MAX_NAME: Final = 100
+"""Characters of a study's name."""
+_SAFE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _FOLDERS: Final[dict[Purpose, str]] = {"trial": "trials", "remeasurement": "remeasurements"}
 
 
@@ -41,6 +43,11 @@ def check_study_name(name: str) -> str:
         raise InputError(
             f"{name!r} cannot be the name of a study: the runs folder has a file of that name",
             hint="choose another name with --study",
+        )
+    if len(name) > MAX_NAME:
+        raise InputError(
+            f"a study's name of {len(name):,} characters is too long",
+            hint=f"choose one of at most {MAX_NAME} with --study",
         )
     if not _SAFE_NAME.fullmatch(name):
         raise InputError(

@@ -95,6 +95,10 @@ def _messages_problem(messages: Any) -> str | None:
     for number, message in enumerate(messages, start=1):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             return f"message {number} must be an object with a 'role'"
-        if not isinstance(message.get("content"), str | list | None):
+        content = message.get("content")
+        parts = content if isinstance(content, list) else ()
+        if not isinstance(content, str | list | None) or not all(
+            isinstance(part, dict) for part in parts
+        ):
             return f"the 'content' of message {number} must be text"
     return None

@@ -133,7 +133,12 @@ def _request(
     local = os.path.expanduser(tokenizer)  # noqa: PTH111 - the same
     if os.path.isdir(local):  # noqa: PTH112 - the same
         name = str(Path(local).absolute())
-        stamps += [_stamp(file) for file in sorted(Path(name).iterdir()) if file.is_file()]
+        try:
+            stamps += [_stamp(file) for file in sorted(Path(name).iterdir()) if file.is_file()]
+        except OSError as error:
+            raise InputError(
+                f"the tokenizer's folder {name} cannot be read: {error.strerror or error}"
+            ) from error
     key = jsonfile.digest([FORMAT, name, max_length, seed, num_samples, vocab_size, stamps])[:16]
     folder = folder.absolute()
     return TokenRequest(

@@ -177,7 +177,8 @@ def _from_hub(name: str) -> str:
         return str(huggingface_hub.snapshot_download(name, allow_patterns=patterns))
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise InputError(
-            f"tokenizer {name!r} is neither a folder that exists nor a repository on the hub"
+            f"tokenizer {name!r} is neither a folder that exists nor a repository on the hub",
+            hint="give the folder of a tokenizer, or a hub id (org/name)",
         ) from error
     except Exception as error:
         try:

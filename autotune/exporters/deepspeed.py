@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import autotune
 from autotune.backends.base import backend_of
+from autotune.contract.plan import Plan
 from autotune.errors import EnvironmentFault, InputError, NothingToExportError
 from autotune.exporters import exactness
 from autotune.exporters.base import ExportRequest, ExportResult
@@ -55,9 +56,23 @@ def export(request: ExportRequest) -> ExportResult:
         files={request.file_name: text},
         notes=_notes(request, version),
         adaptations=() if by_tokens else (_ACCUMULATION,),
-        losses=("the cut of the global batch by tokens",) if by_tokens else (),
+        losses=_losses(plan, rendered),
         checked_with=None if version is None else f"deepspeed {version}",
     )
+
+
+def _losses(plan: Plan, rendered: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what was measured and cannot be said in the JSON."""
+    if plan.config.get("workload.max_tokens") is None:
+        return ()
+    batch, written = plan.workload.global_batch, rendered["train_batch_size"]
+    lost = ["the cut of the global batch by tokens"]
+    if written != batch:
+        lost.append(
+            f"the global batch of {batch} samples (train_batch_size is {written}: "
+            f"{plan.topology.processes} processes do not divide {batch})"
+        )
+    return tuple(lost)
 
 
 def _compare_with_run(request: ExportRequest, rendered: Mapping[str, Any]) -> None:

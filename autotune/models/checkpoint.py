@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from autotune.contract import jsonfile
 from autotune.errors import InputError, RecordError
@@ -16,6 +17,85 @@ if TYPE_CHECKING:
 
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
+_FORMATS: Final = ("F64", "F32", "F16", "BF16")
+_MAX_HEADER_BYTES: Final = 100_000_000
+"""The library's own limit."""
+_MISFIT: Final = "the folder's config.json and weights do not belong together"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ParameterShape:
+    """A parameter as a checkpoint holds it."""
+
+    names: tuple[str, ...]
+    """More than one where it is tied: a checkpoint has any of them."""
+    shape: tuple[int, ...]
+
+
+def check_weights(folder: Path, parameters: Sequence[ParameterShape]) -> None:
+    """Check that a folder's files hold every parameter, from their headers alone.
+
+    Standard library only: the coordinator calls it, so that weights that do not fit are known
+    before anything is launched.
+
+    Raises:
+        InputError: See :func:`weight_files`; also a damaged file, a parameter that is missing,
+            of another shape, or not of a floating-point format.
+    """
+    files = weight_files(folder)
+    found: dict[str, Any] = {}
+    if files is None:
+        found = _header(folder / SINGLE)
+    else:
+        for file in sorted({*files.values()}):
+            held = _header(folder / file)
+            found |= {name: entry for name, entry in held.items() if files.get(name) == file}
+    for parameter in parameters:
+        name = next((name for name in parameter.names if name in found), None)
+        if name is None:
+            raise InputError(
+                f"{folder}: the weights have no tensor {parameter.names[0]!r}", hint=_MISFIT
+            )
+        entry = found[name]
+        if tuple(entry["shape"]) != parameter.shape:
+            raise InputError(
+                f"{folder}: tensor {name!r} has shape {list(entry['shape'])}, the model of its "
+                f"config.json needs {list(parameter.shape)}",
+                hint=_MISFIT,
+            )
+        if entry["dtype"] not in _FORMATS:
+            raise InputError(
+                f"{folder}: tensor {name!r} has the format {entry['dtype']}, and only "
+                f"{', '.join(_FORMATS)} can be trained",
+                hint="give the folder of the model that it was made from",
+            )
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """Return tensor name to ``dtype``, ``shape`` and ``data_offsets`` of a safetensors file.
+
+    The format is 8 bytes with the header's length (little-endian), the header as JSON, the data.
+    """
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 0 < length <= _MAX_HEADER_BYTES:
+                raise ValueError("its first bytes are no header's length")
+            header = json.loads(file.read(length))
+            size = path.stat().st_size - 8 - length
+        tensors = {str(name): entry for name, entry in header.items() if name != "__metadata__"}
+        for entry in tensors.values():
+            if not (isinstance(entry["dtype"], str) and isinstance(entry["shape"], list)):
+                raise TypeError("a tensor has no dtype or shape")
+            if entry["data_offsets"][1] > size:
+                raise ValueError("it ends before its data does")
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        raise InputError(
+            f"{path} is damaged or no safetensors file ({error})", hint="copy or save it again"
+        ) from error
+    return tensors
 
 
 def weight_files(folder: Path) -> dict[str, str] | None:
@@ -84,7 +164,7 @@ class Checkpoint:
         if name is None:
             raise InputError(
                 f"{self.folder}: the weights have no tensor {names[0]!r}",
-                hint="the folder's config.json and weights do not belong together",
+                hint=_MISFIT,
             )
         with _opened(self.folder / self.files[name]) as file:
             if name not in file.keys():  # noqa: SIM118

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from autotune import registry
 from autotune.contract.plan import Model
 from autotune.errors import InputError
+from autotune.models.checkpoint import ParameterShape
 
 if TYPE_CHECKING:
     import torch
@@ -46,8 +47,8 @@ class ModelFamily(Protocol):
             InputError: A field is wrong, or the library's own model could not be built from it.
         """
 
-    def num_parameters(self, config: Mapping[str, Any]) -> int:
-        """Trainable parameters, tied ones counted once."""
+    def parameters(self, config: Mapping[str, Any]) -> tuple[ParameterShape, ...]:
+        """The trainable parameters as the library names them, tied ones once."""
 
     def vocab_size(self, config: Mapping[str, Any]) -> int:
         """Number of token ids that the embedding knows."""

@@ -8,9 +8,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from autotune.errors import InputError
+
+MAX_SIZE: Final = 2**31 - 1
+"""No dimension of a model is larger; libraries count it in 32 bits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,11 +24,13 @@ class Fields:
     where: str
     """File or preset, for messages."""
 
-    def integer(self, name: str, default: int, *, low: int = 1) -> int:
-        """Return a whole number that is at least ``low``."""
+    def integer(self, name: str, default: int, *, low: int = 1, high: int = MAX_SIZE) -> int:
+        """Return a whole number from ``low`` to ``high``."""
         value = self.data.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < low:
             self.refuse(name, value, f"a whole number, {low} or more")
+        if value > high:
+            self.refuse(name, value, f"at most {high}")
         return value
 
     def number(self, name: str, default: float) -> float:

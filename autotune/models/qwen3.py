@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.contract.plan import Model
 from autotune.models import qwen3_shape
+from autotune.models.checkpoint import ParameterShape
 from autotune.models.family import Batch
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ class Qwen3Family:
     def complete(self, config: Mapping[str, Any], where: str) -> dict[str, Any]:
         return qwen3_shape.complete(config, where)
 
-    def num_parameters(self, config: Mapping[str, Any]) -> int:
-        return qwen3_shape.num_parameters(config)
+    def parameters(self, config: Mapping[str, Any]) -> tuple[ParameterShape, ...]:
+        return qwen3_shape.parameters(config)
 
     def vocab_size(self, config: Mapping[str, Any]) -> int:
         return int(config["vocab_size"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from autotune.models.checkpoint import ParameterShape
 from autotune.models.fields import Fields, is_number
 
 ACTIVATIONS: Final = (
@@ -17,6 +18,9 @@ ACTIVATIONS: Final = (
     *("sigmoid", "tanh", "linear", "hardswish"),
 )
 """Of ``transformers/activations.py`` those without parameters of their own."""
+
+MAX_LAYERS: Final = 10_000
+"""Far above any model: each layer is built, listed and wrapped."""
 
 _FULL: Final = "full_attention"
 _SLIDING: Final = "sliding_attention"
@@ -61,7 +65,7 @@ def complete(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     head_dim = fields.integer("head_dim", 128, low=2)
     if head_dim % 2:
         fields.refuse("head_dim", head_dim, "even, since positions rotate pairs of numbers")
-    layers = fields.integer("num_hidden_layers", 32)
+    layers = fields.integer("num_hidden_layers", 32, high=MAX_LAYERS)
     positions = fields.integer("max_position_embeddings", 32768)
     return {
         "model_type": "qwen3",
@@ -164,17 +168,38 @@ def matmul_parameters(config: Mapping[str, Any]) -> tuple[int, int]:
     return attention + mlp, config["vocab_size"] * hidden
 
 
-def num_parameters(config: Mapping[str, Any]) -> int:
-    """Return the trainable parameters of a completed ``config``, tied ones counted once."""
-    hidden, head_dim = config["hidden_size"], config["head_dim"]
-    layer, head = matmul_parameters(config)
-    layer += 2 * hidden + 2 * head_dim  # two norms of the stream, one each of queries and keys
+def parameters(config: Mapping[str, Any]) -> tuple[ParameterShape, ...]:
+    """Return names and shapes of the trainable parameters of a completed ``config``."""
+    hidden, ffn, head_dim = (config[n] for n in ("hidden_size", "intermediate_size", "head_dim"))
+    queries = config["num_attention_heads"] * head_dim
+    keys = config["num_key_value_heads"] * head_dim
+    matrices = {
+        "self_attn.q_proj": (queries, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries),
+        "mlp.gate_proj": (ffn, hidden),
+        "mlp.up_proj": (ffn, hidden),
+        "mlp.down_proj": (hidden, ffn),
+    }
+    layer: dict[str, tuple[int, ...]] = {f"{n}.weight": shape for n, shape in matrices.items()}
+    layer |= {f"self_attn.{name}.weight": (head_dim,) for name in ("q_norm", "k_norm")}
+    layer |= {
+        f"{name}.weight": (hidden,) for name in ("input_layernorm", "post_attention_layernorm")
+    }
     if config["attention_bias"]:
-        heads = config["num_attention_heads"] + 2 * config["num_key_value_heads"]
-        layer += heads * head_dim + hidden
-    embeddings = head if config["tie_word_embeddings"] else 2 * head
-    total: int = config["num_hidden_layers"] * layer + hidden + embeddings
-    return total
+        attention = [name for name in matrices if name.startswith("self_attn.")]
+        layer |= {f"{name}.bias": matrices[name][:1] for name in attention}
+    embedding = (config["vocab_size"], hidden)
+    inputs, outputs = "model.embed_tokens.weight", "lm_head.weight"
+    names = [(inputs, outputs)] if config["tie_word_embeddings"] else [(inputs,), (outputs,)]
+    found = [ParameterShape(names=each, shape=embedding) for each in names]
+    found += [
+        ParameterShape(names=(f"model.layers.{index}.{name}",), shape=shape)
+        for index in range(config["num_hidden_layers"])
+        for name, shape in layer.items()
+    ]
+    return (*found, ParameterShape(names=("model.norm.weight",), shape=(hidden,)))
 
 
 def attended_keys(length: int, window: int | None) -> int:

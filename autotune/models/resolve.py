@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from autotune.contract.plan import Model
 from autotune.errors import InputError
-from autotune.models.checkpoint import weight_files
+from autotune.models.checkpoint import check_weights
 from autotune.models.family import find_family
 from autotune.models.hub import download
 from autotune.models.presets import PRESETS
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+_SHOWN: Final = 200
+"""Characters of a name that a message repeats."""
 _MAX_CONFIG_BYTES: Final = 16 * 1024 * 1024
 
 
@@ -29,8 +32,8 @@ def resolve_model(name: str, *, load_weights: bool, seed: int = 0) -> Model:
         seed: Seed of drawn weights.
 
     Raises:
-        InputError: There is no such model, its configuration is unusable, or it has no weights
-            although they are wanted.
+        InputError: There is no such model, its configuration is unusable, or its weights are
+            wanted and missing, damaged or those of another model.
         EnvironmentFault: The name can only be a hub id, and the hub was not reached.
     """
     folder = _existing(name)
@@ -48,15 +51,16 @@ def resolve_model(name: str, *, load_weights: bool, seed: int = 0) -> Model:
         config, where = read_config(folder), str(folder / "config.json")
     family = find_family(config, where)
     completed = family.complete(config, where)
+    parameters = family.parameters(completed)
     if load_weights:
         assert folder is not None
-        weight_files(folder)
+        check_weights(folder, parameters)
     return Model(
         name=name,
         family=family.name,
         config=completed,
         weights=str(folder.absolute()) if load_weights and folder is not None else None,
-        num_parameters=family.num_parameters(completed),
+        num_parameters=sum(math.prod(parameter.shape) for parameter in parameters),
         seed=seed,
     )
 
@@ -108,13 +112,17 @@ def _existing(name: str) -> Path | None:
 def _from_hub(name: str, *, load_weights: bool) -> Path:
     if not _HUB_ID.fullmatch(name):
         raise InputError(
-            f"model {name!r} is neither a preset nor a folder that exists nor a hub id",
+            f"model {_shown(name)} is neither a preset nor a folder that exists nor a hub id",
             hint=f"presets: {', '.join(PRESETS)}; a hub id looks like org/name",
         )
     patterns = ["config.json"]
     if load_weights:
         patterns += ["*.safetensors", "*.safetensors.index.json"]
     return download(name, patterns)
+
+
+def _shown(name: str) -> str:
+    return repr(name if len(name) <= _SHOWN else name[: _SHOWN - 3] + "...")
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any, Final
 
+from autotune.contract.duration import seconds_text
 from autotune.contract.failures import next_step
+from autotune.knobs.words import changed_settings as changed_from_baseline
+from autotune.knobs.words import settings_words
 from autotune.report import document, words
 from autotune.store.records import StudyContents
 
@@ -14,8 +18,12 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-_PIPE_WIDTH: Final = 160
-"""Columns where stdout is no terminal: wide enough that tables keep their words."""
+_PIPE_WIDTH: Final = 100
+"""Columns where stdout is no terminal."""
+_LABEL: Final = 11
+"""Columns of the names at the left."""
+_INDENT: Final = 7
+"""Columns before a trial's settings, below its figures."""
 
 
 def show(contents: StudyContents, report: Mapping[str, Any], stream: IO[str] | None = None) -> None:
@@ -44,7 +52,16 @@ def show(contents: StudyContents, report: Mapping[str, Any], stream: IO[str] | N
 def _line(console: Console, label: str, text: str, style: str = "") -> None:
     from rich.text import Text
 
-    console.print(Text.assemble((f"{label:<9} ", "dim"), (words.plain(text), style)))
+    first, *more = _wrapped(words.plain(text), console.width - _LABEL)
+    console.print(Text.assemble((f"{label:<{_LABEL}}", "dim"), (first, style)), soft_wrap=True)
+    for part in more:
+        console.print(Text(" " * _LABEL + part, style), soft_wrap=True)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Lines of at most ``width`` columns; a word that is longer stays whole, to be copied."""
+    wide = max(width, 20)
+    return textwrap.wrap(text, wide, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def _headline(console: Console, contents: StudyContents, report: Mapping[str, Any]) -> None:
@@ -52,6 +69,9 @@ def _headline(console: Console, contents: StudyContents, report: Mapping[str, An
     _line(console, "study", f"{report['study']}  ({contents.study.space_file})")
     first, *more = words.verdict_lines(report)
     _line(console, "result", first, "bold")
+    verdict = document.current_verdict(contents)
+    if verdict is not None and verdict.verdict == "keep_baseline":
+        more = [*more, *words.compared_lines(verdict)]
     for line in more:
         _line(console, "", line)
     outside = "  [outside the ranges of params]" if baseline["outside_space"] else ""
@@ -149,19 +169,37 @@ def _failures(console: Console, contents: StudyContents) -> None:
 def _trials(console: Console, report: Mapping[str, Any]) -> None:
     if not report["trials"]:
         return
-    table = _table(
-        "Trials",
-        ("trial", "right"),
-        ("origin", "left"),
-        ("s/it", "right"),
-        ("tokens/s", "right"),
-        ("peak", "right"),
-        ("state", "left"),
-        ("params", "left"),
-    )
-    for trial in report["trials"]:
-        _row(table, *_trial_cells(trial))
-    console.print(table)
+    baseline = report["baseline"]["params"]
+    heads = ("trial", "s/it", "tokens/s", "peak", "state")
+    rows = [_trial_cells(trial) for trial in report["trials"]]
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    console.print("Trials", style="italic")
+    _trial_line(console, heads, widths, style="bold")
+    for trial, cells in zip(report["trials"], rows, strict=True):
+        _trial_line(console, cells, widths)
+        for part in _wrapped(_settings(trial, baseline), console.width - _INDENT):
+            console.print(" " * _INDENT + part, style="dim", soft_wrap=True)
+    if any(trial["unsteady"] for trial in report["trials"]):
+        _line(console, "", "unsteady: times within the launch still varied when it was timed")
+    console.print()
+
+
+def _trial_line(
+    console: Console, cells: tuple[str, ...], widths: list[int], style: str = ""
+) -> None:
+    *numbers, state = cells
+    padded = [cell.rjust(width) for cell, width in zip(numbers, widths, strict=False)]
+    console.print(words.plain("  ".join([*padded, state])), style=style, soft_wrap=True)
+
+
+def _settings(trial: Mapping[str, Any], baseline: Mapping[str, Any]) -> str:
+    """Where a trial comes from and what it changes; of the baseline all its settings."""
+    origin = trial["origin"].replace(":", " ")
+    settings = trial["params"]
+    if origin != "baseline":
+        settings = changed_from_baseline(settings, baseline)
+    shown = settings_words(settings) or "as the baseline"
+    return words.plain(f"{origin}: {shown}")
 
 
 def _trial_cells(trial: Mapping[str, Any]) -> tuple[str, ...]:
@@ -176,15 +214,12 @@ def _trial_cells(trial: Mapping[str, Any]) -> tuple[str, ...]:
         if trial[key]
     ]
     state = trial["kind"] or trial["state"]
-    params = ", ".join(f"{k}={words.value_text(v)}" for k, v in trial["params"].items())
     return (
         str(trial["number"]),
-        trial["origin"],
-        "–" if seconds is None else f"{seconds:.4g}",
+        "–" if seconds is None else seconds_text(seconds),
         "–" if tokens is None else f"{tokens:,.0f}",
         words.bytes_text(trial["peak_memory_bytes"]),
         ", ".join([state, *flags]),
-        params,
     )
 
 

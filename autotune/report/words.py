@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from autotune.contract.duration import seconds_text
+from autotune.store.records import Verdict
+
 
 def verdict_lines(report: Mapping[str, Any]) -> tuple[str, ...]:
     """Say what was found; the first line is the answer."""
@@ -66,6 +69,17 @@ def speedup_text(best: Mapping[str, Any]) -> str:
     return f"{text} (95 % interval {speedup['low']:.2f} … {speedup['high']:.2f})"
 
 
+def compared_lines(verdict: Verdict) -> tuple[str, ...]:
+    """What the alternating launches of the confirmation measured, if there were enough."""
+    if verdict.ratio is None or verdict.low is None or verdict.high is None:
+        return ()
+    trial = verdict.best_trial if verdict.finalist is None else verdict.finalist
+    return (
+        f"Launched in turns, trial {trial} ran at {verdict.ratio:.2f}× the baseline's speed "
+        f"(95 % interval {verdict.low:.2f} … {verdict.high:.2f}).",
+    )
+
+
 def _ratio_line(best: Mapping[str, Any]) -> tuple[str, ...]:
     if best["speedup"] is None or best["speedup"]["low"] is None:
         return ()
@@ -81,8 +95,9 @@ def time_text(seconds: Mapping[str, float] | None) -> str:
     if seconds is None:
         return "no valid time"
     if seconds["low"] == seconds["high"]:
-        return f"{seconds['median']:.4g} s/it"
-    return f"{seconds['median']:.4g} s/it ({seconds['low']:.4g} … {seconds['high']:.4g})"
+        return f"{seconds_text(seconds['median'])} s/it"
+    median, low, high = (seconds_text(seconds[key]) for key in ("median", "low", "high"))
+    return f"{median} s/it ({low} … {high})"
 
 
 def value_text(value: Any) -> str:

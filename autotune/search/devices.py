@@ -17,6 +17,9 @@ from autotune.errors import InputError
 
 CPU_PROCESSES: Final = 2
 """Ranks of a trial on a machine without a device, unless the space file says otherwise."""
+CPU_PROCESSES_PER_CORE: Final = 4
+MIN_CPU_LIMIT: Final = 8
+"""On CPUs a trial shows how it works; more ranks than this would only choke the machine."""
 _NAME_BYTES: Final = 96
 
 
@@ -47,11 +50,18 @@ def find_topology(devices: Devices, processes: int | None) -> Topology:
         processes: ``topology.processes`` of the space file; ``None`` is ``auto``.
 
     Raises:
-        InputError: More processes than devices.
+        InputError: More processes than devices, or than CPU cores can carry.
     """
     count = len(devices.found)
     if count == 0:
         wanted = processes or CPU_PROCESSES
+        most = max(MIN_CPU_LIMIT, CPU_PROCESSES_PER_CORE * (os.cpu_count() or 1))
+        if wanted > most:
+            raise InputError(
+                f"topology.processes is {wanted}, and without a GPU this machine takes {most}: "
+                f"{CPU_PROCESSES_PER_CORE} for each CPU core",
+                hint=f"write topology: {{processes: {CPU_PROCESSES}}}, or auto",
+            )
         return Topology(processes=wanted, device="cpu", devices_per_node=wanted)
     wanted = processes or count
     if wanted > count:

@@ -47,7 +47,13 @@ def check_writable(runs: Path) -> None:
     Raises:
         EnvironmentFault: It is a file, lies under one, or the folder above it is read-only.
     """
-    parent = existing_parent(runs)
+    try:
+        parent = existing_parent(runs)
+    except OSError as error:
+        raise EnvironmentFault(
+            f"the runs folder cannot be used: {error.strerror or error}",
+            hint="choose another with --runs",
+        ) from error
     if not parent.is_dir():
         raise EnvironmentFault(
             f"{runs} cannot be a folder: {parent} is a file", hint="choose another with --runs"

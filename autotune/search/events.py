@@ -38,6 +38,8 @@ class LaunchStarted:
     label: str
     """``baseline``, ``anchor hf_auto``, ``proposal``, ``round 2 of 5: finalist``, …"""
     params: Mapping[str, Any]
+    changed: Mapping[str, Any]
+    """The ``params`` that the baseline has otherwise; empty for the baseline itself."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,6 +68,7 @@ class Progress:
 
     counted: int
     trials: int
+    baseline_trial: int | None
     baseline_s_per_it: float | None
     best_trial: int | None
     best_s_per_it: float | None

@@ -12,6 +12,7 @@ from autotune.contract.folder import AttemptFolder
 from autotune.contract.outcome import Failure, Outcome
 from autotune.contract.plan import CheckPoint, Plan, Purpose, Racing
 from autotune.errors import AutotuneError
+from autotune.knobs.words import changed_settings
 from autotune.launchers.base import JobStatus, Launcher
 from autotune.search.events import EventSink, LaunchEnded, LaunchStarted, Message, PhaseChanged
 from autotune.search.interrupts import Interrupts
@@ -129,6 +130,7 @@ class Runner:
                 attempt=attempt,
                 label=launch.label,
                 params=launch.params,
+                changed=changed_settings(launch.params, self._planner.baseline_params),
             )
         )
         begun = time.time()

@@ -211,7 +211,8 @@ class Loop:
             return "already launched"
         if history.is_too_large(self._contents, config):
             return "needs at least the memory of one that did not fit"
-        return self._planner.refusal(config)
+        refusal = self._planner.refusal(config)
+        return None if refusal is None else refusal.reason
 
     def _open(self, origin: str, config: Config) -> TrialRecord:
         number = self._recorder.next_number("trial")
@@ -302,6 +303,7 @@ class Loop:
         return Progress(
             counted=counted,
             trials=self._settings.trials,
+            baseline_trial=base.number if base else None,
             baseline_s_per_it=history.s_per_it(contents, base.number) if base else None,
             best_trial=ranked[0].number if ranked else None,
             best_s_per_it=history.s_per_it(contents, ranked[0].number) if ranked else None,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, Final
 
-from autotune.backends.base import backend_of
+from autotune.backends.base import Refusal, backend_of
 from autotune.contract.plan import (
     Batching,
     CheckPoint,
@@ -131,11 +132,16 @@ class Planner:
             memory_margin_share=self.space.search.memory_margin_share,
         )
 
-    def refusal(self, config: Config) -> str | None:
+    @functools.cached_property
+    def baseline_params(self) -> dict[str, Any]:
+        """The tuned parameters as the baseline has them."""
+        return self.space.params_of(self.space.baseline_config())
+
+    def refusal(self, config: Config) -> Refusal | None:
         """Why ``config`` is known not to run here, without a launch; ``None`` if it may."""
         schedule = self._schedule(config)
         if isinstance(schedule, str):
-            return schedule
+            return Refusal(about="workload.global_batch", reason=schedule)
         backend = backend_of(config.backend)
         return backend.validate(config.values, self.workload, self.topology)
 

@@ -7,7 +7,6 @@ import dataclasses
 import importlib.util
 import re
 import shutil
-from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -23,14 +22,18 @@ from autotune.search.anchors import Anchor, find_anchors
 from autotune.search.devices import Devices, find_topology, visible_devices
 from autotune.search.earlier import earlier_bests
 from autotune.search.planning import Planner
-from autotune.search.proposals import sampler_name
+from autotune.search.proposals import Exhausted, look_around, sampler_name
 from autotune.search.request import SearchRequest
 from autotune.search.workload import context_of, make_workload
 from autotune.space.loader import find_space, load_space
+from autotune.space.model import Config
 from autotune.space.search_space import SearchSpace
+from autotune.space.settings import MAX_TRIALS
 from autotune.store.provenance import environment, environment_fingerprint
 
 _BYTES: Final = {"fp32": 4, "bf16": 2}
+SHOWN_REASONS: Final = 3
+"""Reasons that one error lists."""
 _ADAM_BYTES: Final = 8
 """Two float32 moments a parameter."""
 
@@ -70,26 +73,25 @@ def prepare(request: SearchRequest, *, staging: Path) -> Prepared:
     loaded = load_space(request.space, request.overrides)
     folder = StudyFolder.of(request.runs, study_name(request))
     trials = loaded.search.trials if request.trials is None else request.trials
-    if trials < 1:
-        raise InputError(f"--trials is {trials}", hint="give at least 1: the baseline")
+    if not 1 <= trials <= MAX_TRIALS:
+        raise InputError(
+            f"--trials is {trials}",
+            hint=f"give at least 1, the baseline, and at most {MAX_TRIALS:,}",
+        )
     disk.check_writable(request.runs)
     disk.check_room(request.runs)
     sampler = sampler_name(loaded)
     _check_packages(loaded)
     devices = visible_devices()
-    topology = find_topology(devices, loaded.processes)
+    with loaded.place("topology.processes").blamed():
+        topology = find_topology(devices, loaded.processes)
     space = loaded.on(topology)
     _take_earlier_tokens(folder, staging)
     workload = make_workload(space, data_folder=staging)
     facts = environment(topology)
     planner = Planner(study=folder.name, space=space, workload=workload, topology=topology)
-    baseline = space.baseline_config()
-    refusal = planner.refusal(baseline)
-    if refusal is not None:
-        raise InputError(
-            f"{space.file}: the baseline cannot run here: {refusal}",
-            hint="change baseline, fixed or workload in the space file",
-        )
+    _check_baseline(space, planner)
+    few = _check_rest(space, planner)
     _check_memory(workload, topology, devices)
     earlier = earlier_bests(request.runs, but=folder.name, workload=workload, topology=topology)
     return Prepared(
@@ -104,7 +106,7 @@ def prepare(request: SearchRequest, *, staging: Path) -> Prepared:
         trials=trials,
         planner=planner,
         anchors=find_anchors(space, workload, earlier) if request.anchors else (),
-        notes=_notes(space, devices, topology),
+        notes=(*_notes(space, devices, topology), *few),
     )
 
 
@@ -126,6 +128,39 @@ def _take_earlier_tokens(folder: StudyFolder, staging: Path) -> None:
     for path in folder.data.glob("tokens-*.json"):
         with contextlib.suppress(OSError):
             shutil.copy2(path, staging / path.name)
+
+
+def _check_baseline(space: SearchSpace, planner: Planner) -> None:
+    refusal = planner.refusal(space.baseline_config())
+    if refusal is None:
+        return
+    is_knob = refusal.about in space.knobs
+    place = space.place_of_value(refusal.about) if is_knob else space.place(refusal.about)
+    raise place.error(
+        f"the baseline cannot run here: {refusal.reason}",
+        hint="change baseline, fixed or workload in the space file",
+    )
+
+
+def _check_rest(space: SearchSpace, planner: Planner) -> tuple[str, ...]:
+    """Refuse a space in which nothing may run; return a note where that is only likely."""
+
+    def reject(config: Config) -> str | None:
+        refusal = planner.refusal(config)
+        return None if refusal is None else refusal.reason
+
+    found = look_around(space, reject)
+    if not isinstance(found, Exhausted):
+        return ()
+    most = sorted(found.rejected, key=lambda reason: -found.rejected[reason])
+    shown = "; ".join(most[:SHOWN_REASONS]) + ("; …" if len(most) > SHOWN_REASONS else "")
+    if not found.listed:
+        number = sum(found.rejected.values())
+        return (f"none of {number:,} configurations drawn at random may run ({shown})",)
+    place = space.place(most[0] if len(most) == 1 else "params")
+    raise place.error(
+        f"no configuration of the space may run: {shown}", hint="widen params, or loosen this"
+    )
 
 
 def least_memory_bytes(workload: Workload) -> int:
@@ -193,18 +228,3 @@ def _notes(space: SearchSpace, devices: Devices, topology: Topology) -> tuple[st
             "the times say nothing about a GPU"
         )
     return tuple(notes)
-
-
-def plain_params(params: Mapping[str, Any]) -> str:
-    """Parameters on one line, as a space file would write them."""
-    return ", ".join(f"{name}={_shown(value)}" for name, value in params.items()) or "(none)"
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if value is None:
-        return "null"
-    if isinstance(value, int):
-        return f"{value:_}"
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from typing import Any, Final
 
 from autotune.contract import hostmemory
+from autotune.contract.duration import duration_text
+from autotune.knobs.words import changed_settings, settings_words, value_words
 from autotune.search.confirm import ROUNDS
 from autotune.search.planning import measuring
-from autotune.search.preflight import Prepared, plain_params
+from autotune.search.preflight import Prepared
 from autotune.search.proposals import space_size
 from autotune.space.canonical import domain_words
 
 GIB: Final = 1024**3
 OVERHEAD_S: Final = {"cpu": 3.0, "cuda": 30.0}
 """Rough time of a trial beside its timed window (s): start, build, warm-up, probe."""
+
+WIDTH: Final = 100
+"""Columns of a line of settings."""
 
 
 def preview(prepared: Prepared) -> dict[str, Any]:
@@ -73,19 +79,30 @@ def preview_lines(prepared: Prepared) -> list[str]:
         f"{plan['model']['parameters']:,} parameters",
         f"runs on {plan['topology']['processes']} × {_device(plan)} "
         f"with {', '.join(plan['backends'])}, launcher {plan['launcher']}",
-        f"versions: {_versions(plan['environment'])}",
+        *_wrapped(f"versions: {_versions(plan['environment'])}"),
         f"memory: {plan['memory_bytes'] / GIB:.1f} GiB for all processes together",
         f"an iteration: {plan['global_batch']} samples, {plan['tokens_per_iteration']:,.0f} tokens",
         f"space: {count} configurations",
         *(f"  {name}: {text}" for name, text in plan["params"].items()),
-        *(f"  always {name} = {value}" for name, value in plan["fixed"].items()),
+        *(f"  always {name} = {value_words(value)}" for name, value in plan["fixed"].items()),
         *(f"  constraint {text}" for text in plan["constraints"]),
-        f"baseline: {plain_params(plan['baseline'])}",
-        *(f"anchor {name}: {plain_params(values)}" for name, values in plan["anchors"].items()),
-        f"about {_minutes(plan['estimated_s']['typical'])}, "
-        f"at most {_minutes(plan['estimated_s']['longest'])}",
+        *_wrapped(f"baseline: {settings_words(plan['baseline'])}"),
+        *(line for name, values in plan["anchors"].items() for line in _anchor(plan, name, values)),
+        f"about {duration_text(plan['estimated_s']['typical'])}, "
+        f"at most {duration_text(plan['estimated_s']['longest'])} (max_trial_time, every launch)",
     ]
     return [*lines, *plan["notes"], "dry run: nothing was started or written"]
+
+
+def _anchor(plan: dict[str, Any], name: str, values: dict[str, Any]) -> list[str]:
+    changed = settings_words(changed_settings(values, plan["baseline"]))
+    return _wrapped(f"anchor {name}: {changed or 'as the baseline'}")
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(
+        text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _device(plan: Mapping[str, Any]) -> str:
@@ -104,7 +121,3 @@ def _memory_bytes(prepared: Prepared) -> int:
 def _versions(environment: Mapping[str, Any]) -> str:
     found = {"python": environment["python"], **environment["packages"]}
     return ", ".join(f"{name} {version}" for name, version in found.items())
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds / 60.0:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"

@@ -22,6 +22,7 @@ from autotune.space.domains import MAX_EXACT_INT
 from autotune.space.model import Choices, Param
 from autotune.space.search_space import SearchSpace
 from autotune.store import connection
+from autotune.store.database import Store
 from autotune.store.records import StudyContents, TrialRecord
 
 if TYPE_CHECKING:
@@ -38,14 +39,15 @@ class Projection:
     """Keeps the Optuna study of one search in step with the records.
 
     Args:
-        url: Database, with its password.
+        store: Its database is Optuna's too.
         study: Name of our study, and of Optuna's.
         space: The present space.
         events: Hears when the projection cannot be kept.
     """
 
-    def __init__(self, url: str, study: str, space: SearchSpace, events: EventSink) -> None:
-        self._url = url
+    def __init__(self, store: Store, study: str, space: SearchSpace, events: EventSink) -> None:
+        self._url = store.url
+        self._shown_url = store.shown_url
         self._name = study
         self._space = space
         self._events = events
@@ -67,8 +69,7 @@ class Projection:
             names = {study.study_name: study for study in storage.get_all_studies()}
         except Exception as error:
             if isinstance(error.__cause__, DBAPIError):
-                shown = connection.parse(self._url).render_as_string(hide_password=True)
-                raise connection.explain(error.__cause__, shown) from error
+                raise connection.explain(error.__cause__, self._shown_url) from error
             raise EnvironmentFault(
                 f"Optuna cannot use the storage: {_first_line(error)}",
                 hint="choose another --storage, or upgrade it with 'optuna storage upgrade'",

@@ -131,6 +131,11 @@ def draw(space: SearchSpace, rng: random.Random) -> dict[str, Any]:
     return _walk(space, lambda name: table[name].draw(rng), lambda: rng.choice(space.backends))
 
 
+def look_around(space: SearchSpace, reject: Reject) -> Proposal | Exhausted:
+    """Return any configuration that may be launched: all are looked at, or many random ones."""
+    return _from_what_is_left(space, reject, _never, random.Random(0), {})  # noqa: S311
+
+
 def space_size(space: SearchSpace) -> int | None:
     """Upper bound of the number of configurations; ``None`` when it is not countable."""
     size = len(space.backends)

@@ -54,6 +54,7 @@ def go_on(contents: StudyContents, prepared: Prepared) -> Opening:
     """
     old = contents.study
     fresh = begin(prepared)
+    baseline = _baseline_trial(contents, prepared)
     messages: list[str] = []
     history_of = old.history
     if (old.space_fingerprint, old.context) != (fresh.space_fingerprint, fresh.context):
@@ -61,21 +62,29 @@ def go_on(contents: StudyContents, prepared: Prepared) -> Opening:
     if old.space_fingerprint != fresh.space_fingerprint:
         messages += ["the space changed:", *_space_changes(old, prepared.space)]
     if old.context != fresh.context:
-        kept = sum(history.is_counted(trial) for trial in history.comparable(contents))
         messages += [
             "times before are not comparable, because this changed:",
             *(f"  {line}" for line in _context_changes(old, fresh)),
-            f"{kept} earlier trials are kept and shown, but not counted; "
-            "the baseline is measured anew",
+            _kept(contents, prepared, baseline),
         ]
     record = dataclasses.replace(
         fresh,
         created_at=old.created_at,
         history=history_of,
-        baseline_trial=_baseline_trial(contents, prepared),
+        baseline_trial=baseline,
         outside=_outside(contents, prepared.space),
     )
     return Opening(record=record, messages=tuple(messages))
+
+
+def _kept(contents: StudyContents, prepared: Prepared, baseline: int | None) -> str:
+    """What becomes of earlier trials when the context is another one, or one of before again."""
+    comparable = sum(trial.header.context == prepared.context for trial in contents.trials)
+    other = len(contents.trials) - comparable
+    text = f"trials kept and shown, but not counted: {other}"
+    if comparable:
+        text += f"; of an earlier search under the same conditions, and used again: {comparable}"
+    return text if baseline is not None else f"{text}; the baseline is measured anew"
 
 
 def _epoch(old: StudyRecord) -> Epoch:

@@ -7,12 +7,13 @@ import dataclasses
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
 from autotune import registry
 from autotune.contract import jsonfile
+from autotune.contract.duration import seconds_text
 from autotune.contract.folder import StudyFolder
 from autotune.contract.plan import Topology
 from autotune.errors import InterruptedSearch
@@ -51,17 +52,18 @@ def run_search(
         InterruptedSearch: It was stopped; the hint has the command that resumes.
     """
     own = Interrupts() if interrupts is None else contextlib.nullcontext(interrupts)
-    with own as signals, tempfile.TemporaryDirectory(prefix="autotune-") as staging:
+    staging = tempfile.TemporaryDirectory(prefix="autotune-")
+    with own as signals, staging:
         try:
             with signals.at_once():
-                prepared = prepare(request, staging=Path(staging))
+                prepared = prepare(request, staging=Path(staging.name))
                 store = _open_store(request)
         except KeyboardInterrupt:
             raise InterruptedSearch(
                 "interrupted before anything was started", hint=_resume_hint(request)
             ) from None
         with contextlib.closing(store):
-            return _search(request, prepared, store, events, signals)
+            return _search(request, prepared, store, events, signals, staging.cleanup)
 
 
 def dry_run(request: SearchRequest) -> Prepared:
@@ -76,14 +78,16 @@ def _search(
     store: Store,
     events: EventSink,
     interrupts: Interrupts,
+    end_staging: Callable[[], None],
 ) -> SearchResult:
     folder = prepared.folder
-    projection = Projection(store.url, folder.name, prepared.space, events)
+    projection = Projection(store, folder.name, prepared.space, events)
     projection.check()
     with _study_lock(folder):
         recorder = StudyRecorder(folder, store)
         make = request.make_launcher or _local
         prepared = _with_own_data(prepared)
+        end_staging()  # not at the end: a killed coordinator should leave nothing outside
         runner = Runner(
             launcher=make(folder, prepared.topology, prepared.space),
             recorder=recorder,
@@ -160,11 +164,15 @@ def _enter(
 
 
 def _open_store(request: SearchRequest) -> Store:
+    """Open the database; one that is named and cannot be used leaves no runs folder behind."""
+    if request.storage is not None:
+        return Store(request.storage)
+    url = default_url(request.runs)
     try:
         request.runs.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise jsonfile.unwritable(request.runs, error) from error
-    return Store(request.storage or default_url(request.runs))
+    return Store(url)
 
 
 @contextlib.contextmanager
@@ -222,7 +230,8 @@ def _so_far(recorder: StudyRecorder, trials: int) -> str:
     base = history.s_per_it(contents, baseline.number)
     if best is None or base is None:
         return text
-    return f"{text}; best so far: trial {ranked[0].number}, {best:.4g} s/it ({base / best:.2f}×)"
+    speed = f"{seconds_text(best)} s/it ({base / best:.2f}×)"
+    return f"{text}; best so far: trial {ranked[0].number}, {speed}"
 
 
 def _resume_hint(request: SearchRequest) -> str:

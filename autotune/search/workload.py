@@ -26,19 +26,22 @@ def make_workload(space: SearchSpace, *, data_folder: Path) -> Workload:
             for drawn lengths.
 
     Raises:
-        InputError: The model or the data cannot be used.
+        SpaceError: The model or the data cannot be used.
         EnvironmentFault: The hub cannot be reached, or the folder cannot be written.
     """
     spec = space.workload
     if spec.finetune != "full":
         raise InputError(f"workload.finetune: {spec.finetune} is not known", hint="known: full")
-    model = resolve_model(spec.model, load_weights=spec.load_weights)
+    with space.place("workload.model").blamed():
+        model = resolve_model(spec.model, load_weights=spec.load_weights)
+    with space.place("workload.data").blamed():
+        samples = _samples(space, model, data_folder)
     return Workload(
         model=model,
         finetune="full",
         global_batch=spec.global_batch,
         distinct_batches=DISTINCT_BATCHES,
-        samples=_samples(space, model, data_folder),
+        samples=samples,
         optimizer=spec.optimizer,
         precision=spec.precision,
     )

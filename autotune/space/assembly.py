@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ from autotune.knobs.knob import Knob
 from autotune.space import conditions, reading, sections
 from autotune.space.canonical import label
 from autotune.space.catalogue import Catalogue
-from autotune.space.model import Constraint, Dropped, Param
+from autotune.space.model import Choices, Constraint, Dropped, Param
 from autotune.space.nodes import Entry, Node, Table
 from autotune.space.params import read_domain
 from autotune.space.place import Place
@@ -79,12 +79,16 @@ class _Reader:
         self._note_places()
 
     def _note_places(self) -> None:
-        root = Place(file=self.root.place.file)
-        for path in ("workload.global_batch", "workload.data.jsonl", "topology.processes"):
-            node: Node | None = self.root
-            for key in path.split("."):
-                node = node.get(key) if isinstance(node, Table) else None
-            self.places[path] = root if node is None else node.place
+        """Note where each value of the sections that hold no knobs stands, and each section."""
+
+        def note(path: str, node: Node) -> None:
+            self.places[path] = node.place
+            if isinstance(node, Table) and path.partition(".")[0] not in sections.KNOB_SECTIONS:
+                for key, entry in node.entries.items():
+                    note(f"{path}.{key}", entry.value)
+
+        for key, entry in self.root.entries.items():
+            note(key, entry.value)
 
     def read_values(self) -> None:
         """Read all sections that give knobs a value."""
@@ -185,6 +189,9 @@ class _Reader:
             self.places[f"params.{entry.key}"] = entry.place
             if self._is_foreign(knob):
                 self._drop(entry.key, None, knob)
+            elif when is not None and conditions.never_true(when, self._possible()):
+                reason = f"its condition {when.text} is never true"
+                self.dropped.append(Dropped(param=entry.key, value=None, reason=reason))
             elif knob.always_dead:
                 reason = f"it changes nothing under {knob.owner}: {knob.meaning}"
                 self.dropped.append(Dropped(param=entry.key, value=None, reason=reason))
@@ -220,6 +227,16 @@ class _Reader:
         expression, source = conditions.read(node, f"when of {entry.key}", self.catalogue)
         conditions.check_before(expression, source, knob.full_name, known, later)
         return expression
+
+    def _possible(self) -> dict[str, Sequence[Any]]:
+        """Full name to all its values, for what is fixed and for unconditional lists so far."""
+        lists = {
+            param.knob: param.domain.values
+            for param in self.params
+            if isinstance(param.domain, Choices) and param.when is None
+        }
+        constant = {name: (value,) for name, value in {**self.stated, **self.fixed}.items()}
+        return {**constant, **lists, conditions.BACKEND: self.catalogue.backends}
 
     def check_sections(self) -> None:
         """Refuse what contradicts itself across sections."""
@@ -280,6 +297,7 @@ def _constraints(root: Table, catalogue: Catalogue, space: SearchSpace) -> tuple
     tuned = {param.knob for param in space.params} | {conditions.BACKEND}
     for node in reading.sequence(root.get("constraints"), "constraints"):
         expression, source = conditions.read(node, "constraint", catalogue)
+        space.places[f"constraint {expression.text}"] = source.place
         constraint = Constraint(text=expression.text, expression=expression)
         if not tuned & set(expression.names):
             trial = dataclasses.replace(space, constraints=(constraint,))

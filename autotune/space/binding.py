@@ -54,16 +54,28 @@ def _check_default_cut(space: SearchSpace, topology: Topology) -> None:
     """The baseline must be cut somehow; where nothing says how, it is by rows."""
     named = {**space.baseline, **space.fixed}
     if all(named.get(name) is None for name in (_ROWS, _TOKENS)):
+        hint = None
+        if any(param.knob == _TOKENS for param in space.params):
+            length = space.workload.data.max_length
+            hint = f"say how the baseline is cut, as in baseline: {{max_tokens: {length}}}"
         default = space.knobs[_ROWS].default
-        _refuse(space, topology, _ROWS, default, space.places["workload.global_batch"])
+        _refuse(space, topology, _ROWS, default, space.place("workload.global_batch"), hint)
 
 
-def _refuse(space: SearchSpace, topology: Topology, name: str, value: Any, place: Place) -> None:
+def _refuse(
+    space: SearchSpace,
+    topology: Topology,
+    name: str,
+    value: Any,
+    place: Place,
+    hint: str | None = None,
+) -> None:
     reason = impossible(space, topology, name, value)
     if reason is not None:
         short = name.partition(".")[2]
         raise place.error(
-            f"{short} {label(value)} cannot be: {reason}", hint=_hint(space, topology, name)
+            f"{short} {label(value)} cannot be: {reason}",
+            hint=hint or _hint(space, topology, name),
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from autotune.contract import jsonfile
 from autotune.knobs.knob import Knob
+from autotune.knobs.words import value_words
 from autotune.space.expression import Expression
 from autotune.space.model import Choices, Domain, IntRange
 
@@ -74,14 +75,14 @@ def domain_meaning(domain: Domain) -> dict[str, Any]:
 
 
 def domain_words(domain: Domain) -> str:
-    """Return a domain in words: ``choices [1, 2]``, ``1000 … 500000 log, also 0``."""
+    """Return a domain in words: ``choices [1, 2]``, ``1_000 … 500_000 log, also 0``."""
     if isinstance(domain, Choices):
         return f"choices [{', '.join(domain.labels)}]"
-    words = f"{domain.low} … {domain.high}"
+    words = f"{value_words(domain.low)} … {value_words(domain.high)}"
     if domain.log:
         words += " log"
     if domain.step not in (None, 1):
-        words += f" step {domain.step}"
+        words += f" step {value_words(domain.step)}"
     if domain.also:
-        words += f", also {', '.join(str(value) for value in domain.also)}"
+        words += f", also {', '.join(map(value_words, domain.also))}"
     return words

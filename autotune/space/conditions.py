@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+import itertools
+import math
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, Final
 
 from autotune.knobs.knob import Knob
 from autotune.space import reading
@@ -13,6 +16,8 @@ from autotune.space.place import Place
 
 BACKEND = "backend"
 """The chosen backend's name may stand in expressions of a space with several."""
+MAX_COMBINATIONS: Final = 10_000
+"""Values of a condition's names that are tried together."""
 
 
 def read(node: Node, what: str, catalogue: Catalogue) -> tuple[Expression, Scalar]:
@@ -32,6 +37,11 @@ def read(node: Node, what: str, catalogue: Catalogue) -> tuple[Expression, Scala
             if name == BACKEND and len(catalogue.backends) > 1:
                 full[name], kinds[BACKEND] = BACKEND, {"text"}
                 continue
+            if name == BACKEND:
+                raise place.error(
+                    f"{what}: the backend is always {catalogue.backends[0]} here",
+                    hint="backend may be named where it is a list, as in backend: [zero3, fsdp2]",
+                )
             knob = _find(name, catalogue, place, words)
             full[name] = knob.full_name
             kinds[knob.full_name] = _kinds_of(knob)
@@ -128,3 +138,22 @@ def check_before(
             f"when names {short}, which is neither tuned nor fixed",
             hint=f"put {short} under fixed, or tune it before this parameter",
         )
+
+
+def never_true(expression: Expression, possible: Mapping[str, Sequence[Any]]) -> bool:
+    """Whether a condition holds for no combination of values.
+
+    Args:
+        expression: The condition, over full names.
+        possible: Full names to all values that they can have. With a name that is not here, or
+            with very many combinations, nothing is claimed.
+    """
+    names = expression.names
+    if not all(name in possible for name in names):
+        return False
+    if math.prod(len(possible[name]) for name in names) > MAX_COMBINATIONS:
+        return False
+    combinations = itertools.product(*(possible[name] for name in names))
+    return not any(
+        expression.evaluate(dict(zip(names, values, strict=True))) for values in combinations
+    )

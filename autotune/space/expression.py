@@ -206,6 +206,9 @@ def _kinds(node: Node, kinds: Mapping[str, Set[str]]) -> frozenset[str]:
         return _BOOL
     if node.kind != "compare":
         _require(node, parts, "number", "arithmetic needs numbers")
+        for operator, child in zip(node.operators, node.children[1:], strict=False):
+            if operator == "/" and child.kind == "literal" and child.value == 0:
+                raise ExpressionError("a division by 0 has no result", child.offset)
         return _NUMBER
     for index, operator in enumerate(node.operators):
         left, right = parts[index], parts[index + 1]

@@ -62,7 +62,7 @@ def find_space(name: str) -> Path:
         if name and path.exists():
             return path
     except (OSError, ValueError) as error:
-        raise start.error(f"this is no usable path: {error}") from None
+        raise start.error(f"this is no usable path: {_reason(error)}") from None
     if name and "/" not in name and "\\" not in name:
         for folder in shipped_folders():
             for candidate in (folder / name, folder / f"{name}.yaml"):
@@ -161,7 +161,7 @@ def _check_data(space: SearchSpace) -> None:
     jsonl = space.workload.data.jsonl
     if jsonl is None:
         return
-    place = space.places["workload.data.jsonl"]
+    place = space.place("workload.data.jsonl")
     problem: str | None = None
     try:
         if not Path(jsonl).exists():
@@ -169,9 +169,14 @@ def _check_data(space: SearchSpace) -> None:
         elif not Path(jsonl).is_file():
             problem = f"{jsonl} is no file"
     except (OSError, ValueError) as error:
-        problem = f"{reading.shown(jsonl)} is no usable path: {error}"
+        problem = f"{reading.shown(jsonl)} is no usable path: {_reason(error)}"
     if problem is not None:
         raise place.error(
             f"workload.data.jsonl: {problem}",
             hint="give a path relative to the space file or to the current folder",
         )
+
+
+def _reason(error: OSError | ValueError) -> str:
+    """What the system says, without the path, which the message has already."""
+    return getattr(error, "strerror", None) or str(error)

@@ -15,6 +15,8 @@ MAX_DIGITS: Final = 500
 """Longer texts are no number that a setting could have."""
 MAX_EXPONENT: Final = 308
 """Largest power of ten of a double."""
+_SHOWN: Final = 60
+"""Characters of a number that a message repeats."""
 
 _DECIMAL = re.compile(
     r"[+-]?(?:[0-9](?:_?[0-9])*(?:\.(?:[0-9](?:_?[0-9])*)?)?|\.[0-9](?:_?[0-9])*)"
@@ -49,12 +51,12 @@ def parse_decimal(text: str) -> Decimal:
     """
     refuse_ambiguous(text)
     if not _DECIMAL.fullmatch(text):
-        raise NumberError(f"{_short(text)} is not a number", hint=_suffix_hint(text))
+        raise NumberError(f"{cut(text)!r} is not a number", hint=_suffix_hint(text))
     if len(text) > MAX_DIGITS:
         raise NumberError(f"a number has at most {MAX_DIGITS} characters")
     value = Decimal(text.replace("_", ""))
     if value and abs(value.adjusted()) > MAX_EXPONENT - 1:
-        raise NumberError(f"{text} is too large or too small: |exponent| is at most 307")
+        raise NumberError(f"{cut(text)} is too large or too small: |exponent| is at most 307")
     return value
 
 
@@ -77,7 +79,7 @@ def parse_int(text: str) -> int:
     value = parse_decimal(text)
     whole = value.to_integral_value()
     if value != whole:
-        raise NumberError(f"{text} is not a whole number", hint=f"write {int(whole)}")
+        raise NumberError(f"{cut(text)} is not a whole number", hint=f"write {cut(str(whole))}")
     return int(whole)
 
 
@@ -143,5 +145,6 @@ def _suffix_hint(text: str) -> str | None:
     return f"write it without a suffix, for example {match[1]}{_SUFFIX_EXPONENT[match[2].lower()]}"
 
 
-def _short(text: str) -> str:
-    return repr(text) if len(text) <= 60 else repr(text[:57] + "...")
+def cut(text: str) -> str:
+    """A text for a message, of bounded length."""
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."

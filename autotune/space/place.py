@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
+from typing import Final
 
-from autotune.errors import SpaceError
+from autotune.errors import InputError, SpaceError
+
+MAX_SHOWN: Final = 200
+"""Characters of the user's own text that a message repeats."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,14 +27,24 @@ class Place:
     def error(self, message: str, *, hint: str | None = None) -> SpaceError:
         """Return the error to raise for a fault here."""
         if self.override is not None:
-            message = f"--set {self.override}: {message}"
+            message = f"--set {shortened(self.override)}: {message}"
         return SpaceError(
             printable(message),
-            file=self.file,
+            file=printable(self.file),
             line=self.line,
             column=self.column,
             hint=None if hint is None else printable(hint),
         )
+
+    @contextlib.contextmanager
+    def blamed(self) -> Iterator[None]:
+        """Give errors about what is named here, such as a model's folder, this place."""
+        try:
+            yield
+        except SpaceError:
+            raise
+        except InputError as error:
+            raise self.error(error.message, hint=error.hint) from error
 
     def shifted(self, columns: int) -> Place:
         """The place some columns to the right."""
@@ -40,6 +56,11 @@ class Place:
     def words(self) -> str:
         """``line 7``, or ``--set KEY``."""
         return f"line {self.line}" if self.override is None else f"--set {self.override}"
+
+
+def shortened(text: str) -> str:
+    """A name for a message, cut where it is longer than any that means something."""
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
 
 
 def printable(text: str) -> str:

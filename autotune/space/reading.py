@@ -36,7 +36,7 @@ def suggestion(name: str, known: Sequence[str]) -> str:
 
 def shown(text: str) -> str:
     """A text of the file for a message: quoted, printable, of bounded length."""
-    return repr(text if len(text) <= 60 else text[:57] + "...")
+    return repr(numbers.cut(text))
 
 
 def describe(node: Node) -> str:
@@ -119,9 +119,9 @@ def _number(
     except numbers.NumberError as error:
         raise found.place.error(f"{what} needs {wanted}: {error}", hint=error.hint) from None
     if low is not None and value < low:
-        raise found.place.error(f"{what} must be at least {low}, found {found.text}")
+        raise found.place.error(f"{what} must be at least {low}, found {numbers.cut(found.text)}")
     if high is not None and value > high:
-        raise found.place.error(f"{what} must be at most {high}, found {found.text}")
+        raise found.place.error(f"{what} must be at most {high}, found {numbers.cut(found.text)}")
     return value  # type: ignore[no-any-return]
 
 
@@ -170,11 +170,17 @@ def plain(node: Node, what: str) -> Any:
             f"{what}: {word} is ambiguous, a switch or a text",
             hint=f"write {str(word.lower() in ('on', 'yes', 'y')).lower()}, or {word!r} in quotes",
         )
+    if word.lower().lstrip("+-") in (".inf", ".nan"):
+        raise node.place.error(
+            f"{what}: {word} is no number that a configuration can hold",
+            hint="write a finite number, or a text in quotes",
+        )
     try:
         return numbers.parse_number(word)
     except numbers.NumberError as error:
-        if error.hint is not None and "ambiguous" in str(error):
-            raise node.place.error(f"{what}: {error}", hint=error.hint) from None
+        if numbers.is_number(word) or (error.hint is not None and "ambiguous" in str(error)):
+            hint = error.hint or "write a number of usual size, or a text in quotes"
+            raise node.place.error(f"{what}: {error}", hint=hint) from None
     return word
 
 

@@ -55,7 +55,8 @@ class SearchSpace:
     """Every knob that a configuration may hold, by full name."""
     topology: Topology | None = None
     places: dict[str, Place] = dataclasses.field(default_factory=dict, compare=False, repr=False)
-    """Where the file says what: ``params.NAME``, ``fixed.FULL``, ``workload.global_batch``, …"""
+    """Where the file says what: ``params.NAME``, ``fixed.FULL``, ``workload.global_batch``,
+    ``constraint TEXT``, …; :meth:`place` reads it."""
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -65,6 +66,17 @@ class SearchSpace:
     def differences(self, other: SearchSpace) -> tuple[str, ...]:
         """Say in words what changes from this space to ``other``; empty when nothing does."""
         return meaning.differences(self, other)
+
+    def place(self, path: str) -> Place:
+        """Where ``path`` stands in the file, or the section that would hold it."""
+        while path not in self.places and "." in path:
+            path = path.rpartition(".")[0]
+        return self.places.get(path, Place(file=self.file))
+
+    def place_of_value(self, knob: str) -> Place:
+        """Where the baseline gets the value of a knob, by full name, from."""
+        stated = (f"{section}.{knob}" for section in ("fixed", "baseline"))
+        return self.place(next((path for path in stated if path in self.places), "baseline"))
 
     def on(self, topology: Topology) -> SearchSpace:
         """Return this space on a topology, without the choices that cannot hold there.

@@ -51,6 +51,12 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
 
 KNOB_SECTIONS: Final = ("params", "fixed", "baseline")
 LENGTHS: Final = ("ultrachat-like",)
+MAX_GLOBAL_BATCH: Final = 2**16
+"""Every plan lists its samples one by one."""
+MAX_LENGTH: Final = 2**24
+"""Tokens of a sample; beyond any context that is trained on."""
+MIN_EPS: Final = 1e-37
+"""Below float32's smallest normal number it would count as 0."""
 DTYPES: Final = get_args(DType)
 WORKLOAD_KNOBS: Final = ("batching", "micro_batch", "max_tokens", "activation_checkpointing")
 """Knobs that ``workload:`` may state: as in ``baseline:``."""
@@ -149,7 +155,10 @@ def workload(root: Table, catalogue: Catalogue, base: Path) -> WorkloadSpec:
         ),
         finetune=finetune,
         global_batch=reading.integer(
-            _required(table, "global_batch", "workload"), "workload.global_batch", low=1, high=2**31
+            _required(table, "global_batch", "workload"),
+            "workload.global_batch",
+            low=1,
+            high=MAX_GLOBAL_BATCH,
         ),
         data=_data(reading.table(table.get("data"), "workload.data"), catalogue, base),
         optimizer=_optimizer(
@@ -166,6 +175,8 @@ def _required(table: Table, key: str, path: str) -> Node:
         hints = {
             "version": "write version: 1",
             "backend": "write backend: zero3, or fsdp2",
+            "workload": "write workload: {model: qwen3-tiny, global_batch: 16}",
+            "params": "tune for example params: {micro_batch: {choices: [1, 2, 4]}}",
             "workload.model": "write for example model: qwen3-tiny",
             "workload.global_batch": "it is the number of samples of one iteration; without it "
             "seconds per iteration would compare unequal work",
@@ -209,7 +220,10 @@ def _data(table: Table | None, catalogue: Catalogue, base: Path) -> DataSource:
         jsonl=None if jsonl is None else str(_located(jsonl, base)),
         tokenizer=None if tokenizer is None else _tokenizer(tokenizer, base),
         max_length=value(
-            table, "max_length", 8192, lambda n: reading.integer(n, what + "max_length", low=2)
+            table,
+            "max_length",
+            8192,
+            lambda n: reading.integer(n, what + "max_length", low=2, high=MAX_LENGTH),
         ),
         seed=value(
             table, "seed", 0, lambda n: reading.integer(n, what + "seed", low=0, high=2**63 - 1)
@@ -240,17 +254,16 @@ def _optimizer(table: Table | None, catalogue: Catalogue) -> Optimizer:
     check_keys(table, "workload.optimizer", catalogue)
     what = "workload.optimizer."
 
-    def number(key: str, default: float, high: float | None = None) -> float:
-        return float(
-            value(table, key, default, lambda n: reading.real(n, what + key, low=0, high=high))
-        )
+    def number(key: str, default: float, low: float = 0) -> float:
+        return float(value(table, key, default, lambda n: reading.real(n, what + key, low=low)))
 
     return Optimizer(
         lr=number("lr", 1e-5),
         weight_decay=number("weight_decay", 0.0),
         gradient_clipping=number("gradient_clipping", 1.0),
         betas=value(table, "betas", (0.9, 0.999), _betas),
-        eps=number("eps", 1e-8),
+        # With eps 0 a weight that never had a gradient, such as a token's row, becomes 0 / 0.
+        eps=number("eps", 1e-8, low=MIN_EPS),
     )
 
 

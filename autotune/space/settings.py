@@ -14,6 +14,8 @@ from autotune.space.numbers import NumberError, parse_float
 from autotune.space.sections import check_keys, value
 
 SAMPLERS: Final = ("auto", "tpe", "gp", "random")
+MAX_TRIALS: Final = 1_000_000
+MAX_TRIAL_S: Final = 30 * 86400.0
 
 
 def read_search(root: Table, catalogue: Catalogue) -> SearchSettings:
@@ -27,7 +29,7 @@ def read_search(root: Table, catalogue: Catalogue) -> SearchSettings:
             table,
             "trials",
             default.trials,
-            lambda n: reading.integer(n, "search.trials", low=1, high=1_000_000),
+            lambda n: reading.integer(n, "search.trials", low=1, high=MAX_TRIALS),
         ),
         sampler=value(
             table, "sampler", default.sampler, lambda n: reading.text(n, "search.sampler", SAMPLERS)
@@ -83,9 +85,12 @@ def _duration(node: Node) -> float:
 
 def _parsed_duration(node: Node, given: Any) -> float:
     try:
-        return parse_duration(given)
+        seconds = parse_duration(given)
     except (ValueError, OverflowError) as error:
         raise node.place.error(f"search.max_trial_time: {error}") from None
+    if seconds > MAX_TRIAL_S:
+        raise node.place.error(f"search.max_trial_time must be at most 30d, found {seconds:g}s")
+    return seconds
 
 
 def _margin(node: Node) -> float:

@@ -29,7 +29,7 @@ def parse(url: str) -> URL:
     """
     try:
         return make_url(url)
-    except ArgumentError as error:
+    except (ArgumentError, ValueError) as error:  # a port that is no number
         raise InputError(
             "--storage is not a database URL",
             hint="write for example sqlite:///runs/autotune.db or postgresql://user@host/name",

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from sqlalchemy import delete, select
+from sqlalchemy import URL, delete, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
@@ -33,8 +33,19 @@ from autotune.store.records import (
 
 
 def default_url(runs: Path) -> str:
-    """The database of a runs folder."""
-    return f"sqlite:///{runs.absolute() / 'autotune.db'}"
+    """The database of a runs folder.
+
+    Raises:
+        InputError: The folder's path cannot be part of a URL.
+    """
+    file = str(runs.absolute() / "autotune.db")
+    url = URL.create("sqlite", database=file).render_as_string()
+    if connection.parse(url).database != file:  # SQLAlchemy 2.0 escapes nothing
+        raise InputError(
+            f"the path {file!r} cannot be part of a database URL",
+            hint="choose another folder with --runs, or name a database with --storage",
+        )
+    return url
 
 
 class Store:
@@ -85,8 +96,9 @@ class Store:
 
     @property
     def url(self) -> str:
-        """The URL with its password, for Optuna's storage."""
-        return self._url.render_as_string(hide_password=False)
+        """The URL with its password, for Optuna's storage, which takes it as a format string."""
+        text = self._url.render_as_string(hide_password=False)
+        return text.replace("{", "{{").replace("}", "}}")
 
     def close(self) -> None:
         """Give back all connections."""

@@ -118,7 +118,7 @@ def _numbers(folder: StudyFolder, purpose: Purpose, problems: list[str]) -> list
     found: list[int] = []
     for path in parent.iterdir() if parent.is_dir() else ():
         number = int(path.name) if _NUMBER.fullmatch(path.name) else None
-        if number is not None and path.name == f"{number:05d}":
+        if number is not None and path.name == f"{number:05d}" and path.is_dir():
             found.append(number)
         elif not path.name.startswith("."):
             problems.append(f"{path}: not a folder of ours; it was left as it is")

@@ -30,19 +30,34 @@ def hold(folder: StudyFolder) -> Iterator[None]:
     Raises:
         EnvironmentFault: Another process holds it, or the file system cannot lock.
     """
-    path = folder.lock_file
+    while True:
+        with _open(folder.lock_file) as file:
+            _lock(file, folder)
+            if not _is_at(file, folder.lock_file):
+                continue  # its last holder made no study and removed the folder meanwhile
+            with contextlib.suppress(OSError):  # a full disk must not hide behind the lock's note
+                file.truncate(0)
+                file.write(f"{os.getpid()}\n")
+                file.flush()
+            yield
+            return
+
+
+def _open(path: Path) -> IO[str]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+", encoding="utf-8")
+        return path.open("a+", encoding="utf-8")
     except OSError as error:
+        with contextlib.suppress(OSError):
+            path.parent.rmdir()  # only if it is empty
         raise jsonfile.unwritable(path, error) from error
-    with file:
-        _lock(file, folder)
-        with contextlib.suppress(OSError):  # a full disk must not hide behind the lock's note
-            file.truncate(0)
-            file.write(f"{os.getpid()}\n")
-            file.flush()
-        yield
+
+
+def _is_at(file: IO[str], path: Path) -> bool:
+    """Whether the open file is the one that lies at ``path`` now."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    return False
 
 
 def _lock(file: IO[str], folder: StudyFolder) -> None:

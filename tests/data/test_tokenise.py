@@ -1,6 +1,8 @@
 """The user's own samples, tokenised with real tokenizers."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -253,3 +255,26 @@ def test_coordinator_side_imports_no_torch_or_transformers():
         check=True,
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_tokenizers_folder_that_cannot_be_read(tmp_path, monkeypatch):
+    """As another user sees it; the test's own user may be root, whom no mode stops."""
+    (tmp_path / "d.jsonl").write_text('{"text": "a"}\n')
+    closed = tmp_path / "closed"
+    closed.mkdir()
+
+    def refuse(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(InputError, match=r"folder .*closed cannot be read: Permission denied$"):
+        make_samples(
+            lengths=None,
+            jsonl=str(tmp_path / "d.jsonl"),
+            tokenizer=str(closed),
+            max_length=8,
+            seed=0,
+            num_samples=1,
+            vocab_size=9,
+            folder=tmp_path,
+        )

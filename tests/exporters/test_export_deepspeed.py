@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import subprocess
@@ -173,6 +174,21 @@ def test_a_cut_by_tokens_is_said_not_to_fit(study: StudyBuilder, unasked: None) 
     result = exported(study)
     assert any("max_tokens=4096" in note for note in result.notes)
     assert result.losses
+
+
+def test_a_global_batch_that_the_json_cannot_say(study: StudyBuilder, unasked: None) -> None:
+    """Seven samples cut by tokens on two processes: the JSON must round up, and says so."""
+    trial(study, 0.5, **{"workload.micro_batch": None, "workload.max_tokens": 4096})
+    contents = read_study(study.folder)
+    request = choosing.choose(contents, build(contents), "ds.json")
+    workload = dataclasses.replace(request.plan.workload, global_batch=7)
+    plan = dataclasses.replace(request.plan, workload=workload)
+    result = deepspeed.export(dataclasses.replace(request, plan=plan))
+    assert json.loads(result.files["ds.json"])["train_batch_size"] == 8
+    assert result.losses == (
+        "the cut of the global batch by tokens",
+        "the global batch of 7 samples (train_batch_size is 8: 2 processes do not divide 7)",
+    )
 
 
 def test_a_best_of_another_backend_is_refused_in_words(study: StudyBuilder) -> None:

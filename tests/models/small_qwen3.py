@@ -1,6 +1,7 @@
 """A Qwen3 small enough to build in each test."""
 
 import json
+import math
 from pathlib import Path
 
 import torch
@@ -38,7 +39,7 @@ def small_model(*, seed: int = 0, **changes: object) -> Model:
         name="small",
         family="qwen3",
         config=config,
-        num_parameters=FAMILY.num_parameters(config),
+        num_parameters=sum(math.prod(one.shape) for one in FAMILY.parameters(config)),
         seed=seed,
     )
 

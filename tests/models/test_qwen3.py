@@ -58,6 +58,8 @@ def test_formula_counts_what_the_library_builds_and_it_runs(changes):
     model = small_model(**changes)
     module = FAMILY.build(model, dtype=torch.float32)
     assert {p.device.type for p in module.parameters()} == {"meta"}
+    library = {name: tuple(p.shape) for name, p in module.named_parameters()}
+    assert {p.names[0]: p.shape for p in FAMILY.parameters(model.config)} == library
     assert sum(p.numel() for p in module.parameters()) == model.num_parameters
     module = materialised(model)
     logits = FAMILY.logits(module, Inputs(torch.arange(12)[None]))
@@ -77,7 +79,8 @@ def test_absent_head_dim_is_the_librarys_128_and_not_a_quotient():
     model = Model(name="x", family="qwen3", config=completed, num_parameters=0)
     module = FAMILY.build(model, dtype=torch.float32)
     assert completed["head_dim"] == 128
-    assert FAMILY.num_parameters(completed) == sum(p.numel() for p in module.parameters())
+    shapes = {p.names[0]: p.shape for p in FAMILY.parameters(completed)}
+    assert shapes == {name: tuple(p.shape) for name, p in module.named_parameters()}
 
 
 def test_every_published_number_is_filled_in_so_that_a_plan_hides_no_default():

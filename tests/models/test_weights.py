@@ -1,5 +1,6 @@
 """Start values that come from names, and real weights read one at a time."""
 
+import dataclasses
 import json
 
 import pytest
@@ -154,10 +155,14 @@ def test_real_weights_give_the_librarys_own_logits(tmp_path, tied, shard_size):
     assert torch.equal(ours, theirs)
 
 
+def with_weights(folder, **changes):
+    """A model whose weights are those of ``folder``, as a rank gets it: nobody checked them."""
+    return dataclasses.replace(small_model(**changes), weights=str(folder))
+
+
 def test_missing_and_misshaped_tensors_are_named(tmp_path):
-    write_folder(tmp_path)
     save_file({"model.norm.weight": torch.ones(47)}, tmp_path / "model.safetensors")
-    model = resolve_model(str(tmp_path), load_weights=True)
+    model = with_weights(tmp_path)
     source = WeightSource.of(model, FAMILY.build(model, dtype=torch.float32))
     with pytest.raises(InputError, match=r"'model.norm.weight' has shape \[47\].*needs \[48\]"):
         source.tensor("model.norm.weight", (48,), device="cpu")
@@ -167,8 +172,9 @@ def test_missing_and_misshaped_tensors_are_named(tmp_path):
 
 def test_tied_weight_stored_under_its_other_name(tmp_path):
     write_folder(tmp_path, tie_word_embeddings=True)
-    value = torch.randn(96, 48).bfloat16()
-    save_file({"lm_head.weight": value}, tmp_path / "model.safetensors")
+    tensors = whole(tie_word_embeddings=True)
+    value = tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    save_file(tensors, tmp_path / "model.safetensors")
     model = resolve_model(str(tmp_path), load_weights=True)
     source = WeightSource.of(model, FAMILY.build(model, dtype=torch.float32))
     found = source.tensor("model.embed_tokens.weight", (96, 48), device="cpu")
@@ -176,19 +182,80 @@ def test_tied_weight_stored_under_its_other_name(tmp_path):
 
 
 def test_damaged_file_is_named(tmp_path):
-    write_folder(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"not a tensor file")
-    model = resolve_model(str(tmp_path), load_weights=True)
+    model = with_weights(tmp_path)
     with pytest.raises(InputError, match=r"model\.safetensors cannot be read"):
         WeightSource.of(model, FAMILY.build(model, dtype=torch.float32))
 
 
 def test_index_that_names_a_tensor_its_file_lacks(tmp_path):
-    write_folder(tmp_path)
     save_file({"a": torch.ones(1)}, tmp_path / "one.safetensors")
     index = {"weight_map": {"model.norm.weight": "one.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    model = resolve_model(str(tmp_path), load_weights=True)
+    model = with_weights(tmp_path)
     source = WeightSource.of(model, FAMILY.build(model, dtype=torch.float32))
     with pytest.raises(InputError, match=r"one\.safetensors lacks the tensor"):
         source.tensor("model.norm.weight", (48,), device="cpu")
+
+
+def whole(**changes):
+    """Tensors of every parameter, in bf16."""
+    parameters = FAMILY.parameters(small_model(**changes).config)
+    return {p.names[0]: torch.randn(p.shape).bfloat16() for p in parameters}
+
+
+def _without(name):
+    def change(folder, tensors):
+        del tensors[name]
+        save_file(tensors, folder / "model.safetensors")
+
+    return change
+
+
+def _replaced(name, value):
+    def change(folder, tensors):
+        save_file({**tensors, name: value}, folder / "model.safetensors")
+
+    return change
+
+
+def _raw(content):
+    return lambda folder, tensors: (folder / "model.safetensors").write_bytes(content)
+
+
+def _cut_short(folder, tensors):
+    save_file(tensors, folder / "model.safetensors")
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[:-1])
+
+
+def _index_that_lies(folder, tensors):
+    save_file(tensors, folder / "one.safetensors")
+    save_file({"a": torch.ones(1)}, folder / "two.safetensors")
+    files = dict.fromkeys(tensors, "one.safetensors") | {"lm_head.weight": "two.safetensors"}
+    index = {"weight_map": files}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_without("model.layers.2.mlp.up_proj.weight"),
+         r"no tensor 'model\.layers\.2\.mlp\.up_proj\.weight'"),
+        (_replaced("model.norm.weight", torch.ones(47)), r"shape \[47\].*needs \[48\]"),
+        (_replaced("model.norm.weight", torch.ones(48, dtype=torch.int8)), "format I8"),
+        (_raw(b""), "damaged or no safetensors file"),
+        (_raw(b"xx"), "damaged or no safetensors file"),
+        (_raw(b"\xff" * 100), "its first bytes are no header's length"),
+        (_raw((2).to_bytes(8, "little") + b"[]"), "damaged or no safetensors file"),
+        (_raw((8).to_bytes(8, "little") + b'{"a": 1}'), "damaged or no safetensors file"),
+        (_cut_short, "it ends before its data does"),
+        (_index_that_lies, r"no tensor 'lm_head\.weight'"),
+    ],
+)  # fmt: skip
+def test_weights_that_do_not_fit_are_known_before_a_launch(change, words, tmp_path):
+    write_folder(tmp_path)
+    change(tmp_path, whole())
+    with pytest.raises(InputError, match=words):
+        resolve_model(str(tmp_path), load_weights=True)
+    assert resolve_model(str(tmp_path), load_weights=False).weights is None

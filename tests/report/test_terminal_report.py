@@ -58,7 +58,7 @@ def test_unverified_keys_and_bound_layers_are_shown(study: StudyBuilder) -> None
 def test_a_time_without_a_spread_claims_none(study: StudyBuilder) -> None:
     study.trial(measured(0.8, low=0.8, high=0.8))
     line = next(line for line in shown(study).splitlines() if line.startswith("baseline"))
-    assert line.split(": ")[1] == "0.8 s/it"
+    assert line.split(": ")[1] == "0.8000 s/it"
 
 
 def test_no_gain_is_said_plainly(study: StudyBuilder) -> None:
@@ -67,7 +67,37 @@ def test_no_gain_is_said_plainly(study: StudyBuilder) -> None:
     study.verdict("keep_baseline", 0, finalist=1, ratio=1.0, low=0.97, high=1.03)
     text = shown(study)
     assert "Keep your baseline" in text
+    assert "trial 1 ran at 1.00× the baseline's speed (95 % interval 0.97 … 1.03)." in text
     assert "Changed settings" not in text
+
+
+def test_a_trial_shows_what_it_changes_below_its_figures(study: StudyBuilder) -> None:
+    settings = {f"stage3_setting_{i}": 1_000_000 * i for i in range(1, 9)}
+    study.trial(measured(0.8), params=settings)
+    study.trial(measured(1.36), params=settings | {"stage3_setting_2": 5, "micro_batch": 4})
+    study.trial(measured(0.9), params=settings, origin="anchor:defaults")
+    study.trial(failed("crash", "a long reason " * 20), params=settings)
+    lines = shown(study).splitlines()
+    at = next(i for i, line in enumerate(lines) if line.split()[:2] == ["1", "1.360"])
+    assert lines[at].split() == ["1", "1.360", "94", "3.00", "GiB", "complete"]
+    assert lines[at + 1].strip() == "proposal: stage3_setting_2=5, micro_batch=4"
+    assert lines[at + 3].strip() == "anchor defaults: as the baseline"
+    whole = " ".join(line.strip() for line in lines[lines.index("Trials") : at])
+    assert "baseline: stage3_setting_1=1_000_000, stage3_setting_2=2_000_000" in whole
+
+
+def test_every_line_but_paths_fits_a_terminal_of_80_columns(
+    study: StudyBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {f"stage3_max_reuse_distance_{i}": 1_000_000 * i for i in range(1, 9)}
+    study.trial(measured(0.8, unsteady=True), params=settings)
+    best = study.trial(measured(0.5), params=settings | {"stage3_max_reuse_distance_2": 5})
+    study.trial(failed("crash", "a long reason " * 20), params=settings)
+    study.verdict("faster", best, ratio=1.6, low=1.55, high=1.65)
+    monkeypatch.setattr("autotune.report.terminal._PIPE_WIDTH", 80)
+    lines = [line for line in shown(study).splitlines() if str(study.runs) not in line]
+    assert max(map(len, lines)) <= 80
+    assert any("unsteady: times within the launch" in line for line in lines)
 
 
 def test_a_tie_says_who_gets_it(study: StudyBuilder) -> None:

@@ -56,6 +56,19 @@ def test_another_workload_measures_the_baseline_anew(bench: Bench) -> None:
     assert baseline.number == 5
 
 
+def test_going_back_to_an_earlier_workload_uses_its_trials_again(bench: Bench) -> None:
+    other = SPACE.replace("max_length: 64", "max_length: 128")
+    bench.search(by_micro_batch, trials=5)
+    bench.search(by_micro_batch, space=other, trials=3)
+    assert "kept and shown, but not counted: 5; the baseline is measured anew" in bench.messages()
+    result = bench.search(by_micro_batch, trials=6)
+    assert "but not counted: 3" in bench.messages()
+    assert "used again: 5" in bench.messages()
+    assert "measured anew" not in bench.messages()
+    assert started(bench).counted == 5
+    assert len(result.contents.trials) == 5 + 3 + 1
+
+
 def test_changed_baseline_is_measured_once(bench: Bench) -> None:
     bench.search(by_micro_batch, trials=5)
     other = SPACE.replace("baseline: {micro_batch: 1}", "baseline: {micro_batch: 2}")

@@ -123,3 +123,11 @@ def test_binding_again_starts_from_the_file(load: Load) -> None:
     assert again.dropped == ()
     assert once.fingerprint == space.fingerprint == again.fingerprint
     assert once.differences(again) == ()
+
+
+def test_a_baseline_without_a_cut_of_its_own_beside_tuned_tokens(load: Load) -> None:
+    tokens = "max_tokens: {choices: [9000]}"
+    with pytest.raises(SpaceError, match="micro_batch 1 cannot be") as caught:
+        on(load(tokens), 3)
+    assert caught.value.hint == "say how the baseline is cut, as in baseline: {max_tokens: 8192}"
+    assert on(load(tokens, rest="baseline: {max_tokens: 8192}\n"), 3).params

@@ -145,3 +145,10 @@ def test_any_text_parses_and_evaluates_or_is_an_expression_error(text: str) -> N
         for value in (None, 0, 1.5, True, "a"):
             result = expression.value(dict.fromkeys(expression.names, value))
             assert result in (True, False, None)
+
+
+@pytest.mark.parametrize("text", ["1 / 0 > a", "a / (b * 2) / 0 == 1", "a / 0.0 < 1"])
+def test_a_division_by_a_written_zero_is_refused(text: str) -> None:
+    with pytest.raises(ExpressionError, match="a division by 0 has no result") as caught:
+        Expression.parse(text).check({"a": {"number"}, "b": {"number"}})
+    assert caught.value.offset == text.index("/ 0") + 2

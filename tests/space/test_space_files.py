@@ -11,6 +11,7 @@ from autotune.contract.plan import Topology
 from autotune.errors import SpaceError
 from autotune.space import domains, loader
 from autotune.space.loader import find_space, load_space, parse_space, shipped_names
+from autotune.space.place import printable
 
 MINIMAL = (
     "version: 1\nbackend: zero3\nworkload: {model: m, global_batch: 4}\n"
@@ -67,7 +68,22 @@ def test_a_missing_file_is_an_input_error(
     with pytest.raises(SpaceError) as caught:
         load_space(name)
     assert caught.value.exit_code == 2
-    assert str(caught.value).startswith(f"{name or '--space'}:1:1: ")
+    assert str(caught.value).startswith(f"{printable(name) or '--space'}:1:1: ")
+
+
+def test_a_hostile_file_name_cannot_steer_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a\n\x1b[31m.yaml").write_text("[]")
+    with pytest.raises(SpaceError) as caught:
+        load_space("a\n\x1b[31m.yaml")
+    assert str(caught.value).startswith("a\\n\\x1b[31m.yaml:1:1: a space file is a mapping")
+
+
+def test_a_name_that_no_file_can_have_is_told_once() -> None:
+    with pytest.raises(SpaceError, match="no usable path: File name too long$"):
+        load_space("x" * 300)
 
 
 def test_a_misspelt_shipped_name_is_suggested() -> None:

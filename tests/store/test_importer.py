@@ -95,12 +95,15 @@ def test_foreign_things_in_a_study_are_named_and_left(tmp_path: Path) -> None:
     (trials / "00007").mkdir()
     (trials / "00007" / "trial.json").write_text((trials / "00000" / "trial.json").read_text())
     (trials / "00008").mkdir()
+    (trials / "00009").write_text("no folder")
+    os.mkfifo(trials / "00010")
+    (trials / "00011").symlink_to("/dev/zero")
     contents = read_study(study.folder)
     assert [trial.number for trial in contents.trials] == [0]
-    assert len(contents.problems) == 2
+    assert len(contents.problems) == 5
     assert (trials / "notes.txt").read_text() == "mine"
     # Numbers of refused folders are not taken again.
-    assert study.recorder.next_number("trial") == 9
+    assert study.recorder.next_number("trial") == 12
 
 
 def test_a_newer_study_folder_is_refused_with_both_versions(tmp_path: Path) -> None:

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -82,3 +86,30 @@ def test_an_import_leaves_a_running_study_alone(tmp_path: Path) -> None:
         done = import_runs(tmp_path, study.store)
     assert done.studies == ()
     assert "search is running" in done.problems[0]
+
+
+def test_a_lock_whose_folder_was_removed_while_it_was_awaited_is_not_taken(tmp_path: Path) -> None:
+    """The first search made no study, and takes its folder away as it ends."""
+    folder = StudyFolder.of(tmp_path, "demo")
+    holder = start_holder(folder)
+    with folder.lock_file.open("rb") as removed:
+        threading.Timer(0.3, lambda: (shutil.rmtree(folder.path), end(holder))).start()
+        with lock.hold(folder):
+            assert lock.is_held(folder)
+            assert not os.path.samestat(os.fstat(removed.fileno()), folder.lock_file.stat())
+            with pytest.raises(EnvironmentFault), lock.hold(folder):
+                pytest.fail("two coordinators")
+
+
+def test_a_lock_that_cannot_be_made_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = StudyFolder.of(tmp_path, "demo")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(EnvironmentFault, match="no space left"), lock.hold(folder):
+        pytest.fail("held")
+    assert not folder.path.exists()

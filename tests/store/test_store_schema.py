@@ -211,6 +211,14 @@ def test_a_wrong_storage_url_is_said_in_words(url: str, error: type[Exception]) 
         Store(url)
 
 
+def test_a_path_with_odd_signs_holds_both_kinds_of_tables(tmp_path: Path) -> None:
+    folder = tmp_path / "a {b} {{c}} %3F 100% #x? é \"'&="
+    store = Store(default_url(folder))
+    exercise_optuna(optuna_storage(store.url))
+    assert [file.name for file in folder.iterdir()] == ["autotune.db"]
+    assert [file.name for file in tmp_path.iterdir()] == [folder.name]
+
+
 def test_a_password_is_never_shown() -> None:
     with pytest.raises(EnvironmentFault) as caught:
         Store("nosuchdb://me:secret@host/name")
