@@ -32,6 +32,7 @@ BUILTIN: Final[dict[Kind, dict[str, str]]] = {
     },
     "exporters": {
         "deepspeed": "autotune.exporters.deepspeed:export",
+        "accelerate": "autotune.exporters.accelerate:export",
     },
 }
 

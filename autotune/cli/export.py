@@ -35,6 +35,14 @@ def export(
         str | None,
         typer.Option("-o", "--output", metavar="FILE", help="File to write; - is stdout."),
     ] = None,
+    target_version: Annotated[
+        str | None,
+        typer.Option(
+            "--target-version",
+            metavar="V",
+            help="Version of accelerate to write for [default: the installed one].",
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
     runs: RunsOption = DEFAULT_RUNS,
     storage: StorageOption = None,
@@ -60,7 +68,13 @@ def export(
     contents = open_study(runs, storage, one_name(study, name))
     report = document.build(contents)
     default_name = f"{contents.study.name}.{format_name}.json"
-    request = choosing.choose(contents, report, file.name if file else default_name)
+    request = choosing.choose(
+        contents,
+        report,
+        file.name if file else default_name,
+        folder=file.parent if file else None,
+        target_version=target_version,
+    )
     result = exporter(request)
     about = provenance(request, result, format_name=format_name, at=time.time())
     paths: tuple[Path, ...] = ()
@@ -91,7 +105,10 @@ def _tell(
     # With -o the words are the result; else stdout is the file and nothing but the file.
     say = typer.echo if paths else note
     if not paths:
-        sys.stdout.write(result.files[request.file_name])
+        main, *companions = result.files
+        sys.stdout.write(result.files[main])
+        if companions:
+            note(f"note: -o FILE also writes {', '.join(companions)}, which this file needs")
     for line in verdict_lines(request.report):
         say(plain(line))
     for path in paths:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from autotune.contract.outcome import Outcome
@@ -25,6 +26,10 @@ class ExportRequest:
     """What its ranks returned."""
     file_name: str
     """Name of the main file, without a folder."""
+    folder: Path | None = None
+    """Where the files will lie; ``None`` if they are printed."""
+    target_version: str | None = None
+    """Version of the target's package to write for; ``None`` for the installed one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

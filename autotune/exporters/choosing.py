@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from autotune.contract.folder import AttemptFolder
@@ -13,8 +14,22 @@ from autotune.exporters.base import ExportRequest
 from autotune.store.records import StudyContents, TrialRecord
 
 
-def choose(contents: StudyContents, report: Mapping[str, Any], file_name: str) -> ExportRequest:
+def choose(
+    contents: StudyContents,
+    report: Mapping[str, Any],
+    file_name: str,
+    *,
+    folder: Path | None = None,
+    target_version: str | None = None,
+) -> ExportRequest:
     """Return the request to export the report's best configuration.
+
+    Args:
+        contents: All that is known of the study.
+        report: Its report document.
+        file_name: Name of the main file, without a folder.
+        folder: Where the files will lie; ``None`` if they are printed.
+        target_version: Version of the target's package to write for, if not the installed one.
 
     Raises:
         NothingToExportError: Nothing valid was measured, or its plan is gone; says why.
@@ -24,14 +39,14 @@ def choose(contents: StudyContents, report: Mapping[str, Any], file_name: str) -
     trial = None if number is None else contents.trial(number)
     if trial is None:
         raise _nothing(contents, report)
-    folder, outcome = _measured_launch(contents, trial)
-    plan = _read_plan(folder)
+    launch, outcome = _measured_launch(contents, trial)
+    plan = _read_plan(launch)
     if plan.digest != outcome.plan_digest:
         raise RecordError(
-            f"{folder.plan_file} is not the plan that trial {trial.number} ran",
+            f"{launch.plan_file} is not the plan that trial {trial.number} ran",
             hint="restore the trial's folder, or search again",
         )
-    _same_values(trial, plan, folder)
+    _same_values(trial, plan, launch)
     return ExportRequest(
         contents=contents,
         report=report,
@@ -39,6 +54,8 @@ def choose(contents: StudyContents, report: Mapping[str, Any], file_name: str) -
         plan=plan,
         outcome=outcome,
         file_name=file_name,
+        folder=folder,
+        target_version=target_version,
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 import autotune
 from autotune.backends.base import backend_of
 from autotune.contract.plan import Plan
-from autotune.errors import EnvironmentFault, NothingToExportError
+from autotune.errors import EnvironmentFault, InputError, NothingToExportError
 from autotune.exporters import exactness
 from autotune.exporters.base import ExportRequest, ExportResult
 
@@ -35,6 +35,11 @@ _LOAD_S: Final = 300.0
 def export(request: ExportRequest) -> ExportResult:
     """Return the JSON of a ZeRO trial; see :class:`autotune.exporters.base.Exporter`."""
     plan = request.plan
+    if request.target_version is not None:
+        raise InputError(
+            "--target-version is for --format accelerate: this file is loaded by the installed "
+            "deepspeed"
+        )
     if plan.backend not in _BACKENDS:
         raise NothingToExportError(
             f"trial {request.trial}, the best of study {request.contents.study.name!r}, ran under "

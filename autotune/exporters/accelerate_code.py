@@ -1,0 +1,167 @@
+"""Python text for what accelerate's YAML has no field for: the companion of an export.
+
+The text holds the measured values as constants and does what the backend's engine did
+(``backends/fsdp2_engine.py``). It needs torch and accelerate only. ``fsdp2_prepare_model`` of
+accelerate leaves a model that is sharded already as it is, so the code shards it first.
+"""
+
+from __future__ import annotations
+
+import pprint
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from autotune.backends import deepspeed
+from autotune.contract.plan import Plan
+
+_TYPES: Final = {"fp32": "torch.float32", "bf16": "torch.bfloat16"}
+
+_FSDP2: Final = '''
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+{constants}
+
+def shard(accelerator, model):
+    """Shard a transformers model as it was measured; returns it.
+
+    Call it after ``Accelerator()`` and before the optimizer is made; then
+    ``accelerator.prepare(model, optimizer)`` takes the model as it is.
+    """
+    plugin = getattr(getattr(accelerator, "state", None), "fsdp_plugin", None)
+    if plugin is not None:
+        # Units and checkpointing are made below; accelerate's own search would miss the layers,
+        # whose class fully_shard renames.
+        plugin.auto_wrap_policy = None
+        plugin.activation_checkpointing = False
+    model.to(MASTER_DTYPE)
+    if ACTIVATION_CHECKPOINTING:
+        arguments = {{"use_reentrant": False}}
+        if hasattr(model, "activation_checkpointing_enable"):
+            model.activation_checkpointing_enable(activation_checkpointing_kwargs=arguments)
+        else:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=arguments)
+    units = _units(model)
+    world = torch.distributed.get_world_size()
+    mesh = init_device_mesh(accelerator.device.type, (world,))
+    policy = MixedPrecisionPolicy(
+        param_dtype=PARAM_DTYPE, reduce_dtype=REDUCE_DTYPE, cast_forward_inputs=True
+    )
+    for unit in units:
+        target = unit[0] if len(unit) == 1 else unit
+        fully_shard(
+            target, mesh=mesh, mp_policy=policy, reshard_after_forward=RESHARD_AFTER_FORWARD
+        )
+    root = False if RESHARD_AFTER_FORWARD is False else None
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=root)
+    _set_prefetch(model, [unit[0] for unit in units])
+    return model
+
+
+def _units(model):
+    layers = list(model.get_decoder().layers)
+    starts = range(0, len(layers), LAYERS_PER_UNIT)
+    units = [layers[start : start + LAYERS_PER_UNIT] for start in starts]
+    if WRAP_EMBEDDINGS:
+        units = [[model.get_input_embeddings()], *units, [model.get_output_embeddings()]]
+    return units
+
+
+def _set_prefetch(root, heads):
+    if FORWARD_PREFETCH:
+        root.set_modules_to_forward_prefetch(heads[:FORWARD_PREFETCH])
+        for index, head in enumerate(heads):
+            ahead = heads[index + 1 : index + 1 + FORWARD_PREFETCH]
+            if ahead:
+                head.set_modules_to_forward_prefetch(ahead)
+    if BACKWARD_PREFETCH == 0:
+        for head in [root, *heads]:
+            head.set_modules_to_backward_prefetch([head])
+    elif BACKWARD_PREFETCH > 1:
+        root.set_modules_to_backward_prefetch(heads[::-1][:BACKWARD_PREFETCH])
+        for index, head in enumerate(heads):
+            behind = heads[:index][::-1][:BACKWARD_PREFETCH]
+            if behind:
+                head.set_modules_to_backward_prefetch(behind)
+'''
+
+_DDP: Final = '''
+from accelerate.utils import DistributedDataParallelKwargs
+
+{constants}
+
+def kwargs_handlers():
+    """What ``Accelerator(kwargs_handlers=...)`` needs for the measured DDP arguments."""
+    return [DistributedDataParallelKwargs(**DDP)]
+'''
+
+
+def module_name(yaml_name: str) -> str:
+    """Name of the companion module: a legal one, and never that of a package (``accelerate``)."""
+    stem = re.sub(r"\W", "_", Path(yaml_name).stem, flags=re.ASCII)
+    return f"{'_' if stem[:1].isdigit() else ''}{stem}_setup"
+
+
+def fsdp2(plan: Plan, rendered: Mapping[str, Any], about: str) -> str:
+    """Return the companion of an FSDP2 export.
+
+    Args:
+        plan: The measured plan.
+        rendered: What the backend rendered of it.
+        about: Where it comes from, for the first line.
+    """
+    knobs, mixed = rendered["fully_shard"], rendered["mixed_precision"]
+    checkpoints = plan.config.get("workload.activation_checkpointing", "none") != "none"
+    values: dict[str, str] = {
+        **{key.upper(): repr(value) for key, value in knobs.items()},
+        "PARAM_DTYPE": _TYPES[mixed["param_dtype"]],
+        "REDUCE_DTYPE": _TYPES[mixed["reduce_dtype"]],
+        "MASTER_DTYPE": _TYPES[rendered["master_dtype"]],
+        "ACTIVATION_CHECKPOINTING": repr(checkpoints),
+        **_work(plan),
+    }
+    return _head(about) + _FSDP2.format(constants=_constants(values))
+
+
+def ddp(plan: Plan, arguments: Mapping[str, Any], about: str) -> str:
+    """Return the companion of a DDP export; ``arguments`` are those that accelerate takes."""
+    values = {"DDP": pprint.pformat(dict(arguments)), **_work(plan)}
+    return _head(about) + _DDP.format(constants=_constants(values))
+
+
+def _head(about: str) -> str:
+    return f'"""What accelerate\'s YAML has no field for, as measured: {_plain(about)}."""\n'
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9 ._'-]", "_", text)
+
+
+def _work(plan: Plan) -> dict[str, str]:
+    """Constants for the script: batch sizes, clipping, optimizer."""
+    sizes, optimizer = deepspeed.batch_sizes(plan), plan.workload.optimizer
+    adam = {
+        "lr": optimizer.lr,
+        "betas": tuple(optimizer.betas),
+        "eps": optimizer.eps,
+        "weight_decay": optimizer.weight_decay,
+        "fused": plan.topology.device == "cuda",
+    }
+    by_rows = {
+        "MICRO_BATCH": repr(sizes["train_micro_batch_size_per_gpu"]),
+        "GRADIENT_ACCUMULATION_STEPS": repr(sizes["gradient_accumulation_steps"]),
+    }
+    by_tokens = plan.config.get("workload.max_tokens")
+    return {
+        "GLOBAL_BATCH": repr(plan.workload.global_batch),
+        **(by_rows if by_tokens is None else {"MAX_TOKENS": repr(by_tokens)}),
+        "GRADIENT_CLIPPING": repr(optimizer.gradient_clipping),
+        "ADAMW": pprint.pformat(adam, width=90),
+    }
+
+
+def _constants(values: Mapping[str, str]) -> str:
+    return "\n".join(f"{name} = {value}" for name, value in values.items()) + "\n"
