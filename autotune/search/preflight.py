@@ -7,7 +7,6 @@ import dataclasses
 import importlib.util
 import re
 import shutil
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,13 +14,13 @@ from autotune.backends.base import backend_of
 from autotune.contract.folder import StudyFolder, check_study_name
 from autotune.contract.plan import Model, Topology, Workload
 from autotune.errors import EnvironmentFault, InputError
-from autotune.knobs.known_bad import KNOWN_BAD
 from autotune.models.family import family_of
 from autotune.search import disk
 from autotune.search.anchors import Anchor, find_anchors
 from autotune.search.devices import Devices, find_topology, visible_devices
 from autotune.search.earlier import earlier_bests
 from autotune.search.fitting import fitting
+from autotune.search.packages import known_bad
 from autotune.search.planning import Planner
 from autotune.search.proposals import Exhausted, look_around, sampler_name
 from autotune.search.request import SearchRequest
@@ -174,20 +173,11 @@ def _check_packages(space: SearchSpace) -> None:
                     f"the package {package}, which {backend} needs, is not installed",
                     hint=f"pip install {package} into the environment that runs autotune",
                 )
-        for bad in KNOWN_BAD:
-            if bad.backend == backend and _public_version(bad.package) == bad.version:
-                raise EnvironmentFault(
-                    f"{bad.package} {bad.version} cannot be used with {backend}: {bad.reason}",
-                    hint=f"pip install --upgrade {bad.package}",
-                )
-
-
-def _public_version(package: str) -> str | None:
-    """The installed version without its local label."""
-    try:
-        return metadata.version(package).partition("+")[0]
-    except metadata.PackageNotFoundError:
-        return None
+        for bad in known_bad(backend):
+            raise EnvironmentFault(
+                f"{bad.package} {bad.version} cannot be used with {backend}: {bad.reason}",
+                hint=f"pip install --upgrade {bad.package}",
+            )
 
 
 def _notes(
