@@ -49,7 +49,20 @@ def attempts(study: Path) -> Iterator[dict[str, Any]]:
                 "backend": plan["backend"],
                 "config": plan["config"],
                 **outcome,
+                "ranks": [times_of(file) for file in sorted(path.parent.glob("rank-*.json"))],
             }
+
+
+def times_of(path: Path) -> dict[str, Any]:
+    """One rank's raw times (s) and seconds in each phase."""
+    rank = json.loads(path.read_text())
+    measured = rank["measurement"] or {}
+    return {
+        "rank": rank["rank"],
+        "warmup_s": measured.get("warmup_s"),
+        "iteration_s": measured.get("iteration_s"),
+        "phase_s": rank["phase_s"],
+    }
 
 
 def overheads(document: dict[str, Any]) -> dict[str, dict[str, float]]:
