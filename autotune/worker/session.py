@@ -135,7 +135,10 @@ class _Session:
         meter.probe()
 
         self._heart.enter("teardown")
-        notes = {**place.notes, **engine.notes(), "gc": "collected at cycle ends, untimed"}
+        # What the iterations ran with: an engine may have changed it while it was built.
+        threads = {"threads": torch.get_num_threads()}
+        gc_note = {"gc": "collected at cycle ends, untimed"}
+        notes = {**place.notes, **threads, **engine.notes(), **gc_note}
         measurement = _measurement(
             meter,
             limit=meter_memory.limit_bytes,
@@ -238,7 +241,6 @@ def _prepare(plan: Plan, rank: int) -> _Place:
     # A site's own setting stands; without one, ranks on one host share its cores.
     if not os.environ.get("OMP_NUM_THREADS", "").isdecimal():
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // max(1, local)))
-    notes["threads"] = torch.get_num_threads()
     notes["torch"] = str(torch.__version__)
     # DeepSpeed calls collectives by names that torch 2.13 renamed: a line in the log for each call.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
