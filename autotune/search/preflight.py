@@ -17,6 +17,7 @@ from autotune.errors import EnvironmentFault, InputError
 from autotune.models.family import family_of
 from autotune.search import disk
 from autotune.search.anchors import Anchor, find_anchors
+from autotune.search.automatic import resolve_auto
 from autotune.search.devices import Devices, find_topology, visible_devices
 from autotune.search.earlier import earlier_bests
 from autotune.search.fitting import fitting
@@ -85,12 +86,13 @@ def prepare(request: SearchRequest, *, staging: Path) -> Prepared:
     devices = visible_devices()
     with loaded.place("topology.processes").blamed():
         topology = find_topology(devices, loaded.processes)
+    automatic: tuple[str, ...] = ()
     if isinstance(loaded.workload, CommandSpec):
         workload: CommandWorkload | Workload = command_workload(loaded.workload)
         space = loaded.on(topology)
     else:
         _take_earlier_tokens(folder, staging)
-        workload, space = _training(loaded, topology, devices, staging)
+        workload, space, automatic = _training(loaded, topology, devices, staging)
     facts = environment(topology)
     planner = Planner(study=folder.name, space=space, workload=workload, topology=topology)
     _check_baseline(space, planner)
@@ -108,7 +110,7 @@ def prepare(request: SearchRequest, *, staging: Path) -> Prepared:
         trials=trials,
         planner=planner,
         anchors=find_anchors(space, workload, earlier) if request.anchors else (),
-        notes=(*_notes(space, workload, devices, topology), *few),
+        notes=(*_notes(space, workload, devices, topology), *automatic, *few),
     )
 
 
@@ -127,15 +129,16 @@ def study_name(request: SearchRequest) -> str:
 
 def _training(
     loaded: SearchSpace, topology: Topology, devices: Devices, staging: Path
-) -> tuple[Workload, SearchSpace]:
-    """The workload of autotune's own step, and the space without what it cannot do."""
+) -> tuple[Workload, SearchSpace, tuple[str, ...]]:
+    """The workload of autotune's own step, the space without what it cannot do, and notes."""
     space = loaded.on(topology)
     workload = make_workload(space, data_folder=staging)
     family = family_of(workload.model.family)
     refusal = family.packing_refusal(workload.model.config)
     if refusal is not None:
         space = loaded.on(topology, packing_refusal=refusal)
-    return workload, fitting(space, workload, topology, devices)
+    space, automatic = resolve_auto(fitting(space, workload, topology, devices), workload)
+    return workload, space, automatic
 
 
 def _take_earlier_tokens(folder: StudyFolder, staging: Path) -> None:

@@ -11,7 +11,15 @@ from autotune.knobs.knob import Knob
 from autotune.space import commands, conditions, reading, sections
 from autotune.space.canonical import label
 from autotune.space.catalogue import Catalogue
-from autotune.space.model import Choices, CommandSpec, Constraint, Dropped, Param, WorkloadSpec
+from autotune.space.model import (
+    AUTO,
+    Choices,
+    CommandSpec,
+    Constraint,
+    Dropped,
+    Param,
+    WorkloadSpec,
+)
 from autotune.space.nodes import Entry, Node, Table
 from autotune.space.params import read_domain
 from autotune.space.place import Place
@@ -48,7 +56,11 @@ def assemble(
     knobs = catalogue.knobs
     if isinstance(workload, CommandSpec):
         commands.check_reached(
-            workload, catalogue, params=reader.params, values=reader.places_of_knobs()
+            workload,
+            catalogue,
+            params=reader.params,
+            stated={**reader.baseline, **reader.fixed},
+            values=tuple(reader.places_of_knobs()),
         )
         live = commands.reached(workload, catalogue)
         knobs = {full: knob for full, knob in knobs.items() if full in live}
@@ -135,7 +147,7 @@ class _Reader:
 
     def _values(self, section: str, into: dict[str, Any]) -> None:
         for entry, knob in self._knobs(section, skip=("backend",) if section == "baseline" else ()):
-            value = reading.knob_value(entry.value, knob)
+            value = reading.stated_value(entry.value, knob)
             if self._is_foreign(knob):
                 self._drop(entry.key, value, knob)
                 continue
@@ -247,7 +259,8 @@ class _Reader:
             for param in self.params
             if isinstance(param.domain, Choices) and param.when is None
         }
-        constant = {name: (value,) for name, value in {**self.stated, **self.fixed}.items()}
+        stated = {**self.stated, **self.fixed}
+        constant = {name: (value,) for name, value in stated.items() if value != AUTO}
         return {**constant, **lists, conditions.BACKEND: self.catalogue.backends}
 
     def places_of_knobs(self) -> Iterator[tuple[str, Place]]:
@@ -319,7 +332,8 @@ def _constraints(root: Table, catalogue: Catalogue, space: SearchSpace) -> tuple
         expression, source = conditions.read(node, "constraint", catalogue)
         space.places[f"constraint {expression.text}"] = source.place
         constraint = Constraint(text=expression.text, expression=expression)
-        if not tuned & set(expression.names):
+        known = all(space.fixed.get(name) != AUTO for name in expression.names)
+        if known and not tuned & set(expression.names):
             trial = dataclasses.replace(space, constraints=(constraint,))
             if all(trial.violated(trial.default_config(b)) for b in space.backends):
                 raise source.place.error(

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from autotune import registry
 from autotune.contract.command import (
@@ -22,7 +22,7 @@ from autotune.contract.command import (
 from autotune.knobs.knob import Knob, KnobType
 from autotune.space import reading, sections
 from autotune.space.catalogue import Catalogue
-from autotune.space.model import CommandSpec, Param
+from autotune.space.model import AUTO, CommandSpec, Param
 from autotune.space.nodes import Entry, Node, Scalar, Table
 from autotune.space.place import Place
 
@@ -166,20 +166,28 @@ def check_reached(
     catalogue: Catalogue,
     *,
     params: Iterable[Param],
-    values: Iterable[tuple[str, Place]],
+    stated: Mapping[str, Any],
+    values: Sequence[tuple[str, Place]],
 ) -> None:
     """Refuse what is tuned or set and would change nothing.
 
     Args:
         spec: The command.
         catalogue: All knobs.
-        params: Tuned parameters with their places under ``values`` too.
+        params: Tuned parameters; ``values`` has their places.
+        stated: Full knob name to value, of what is fixed or in the baseline.
         values: Full knob names that are tuned, fixed or in the baseline, with their places.
 
     Raises:
         SpaceError: At the first that does not reach the command.
     """
     known = reached(spec, catalogue)
+    for full, place in values:
+        if stated.get(full) == AUTO and catalogue.knobs[full].type != "text":
+            raise place.error(
+                f"{full}: auto follows from the model, and a command's model is not known",
+                hint="write the value that it stands for in your file",
+            )
     names = {param.knob: param.name for param in params}
     for full, place in values:
         if full not in known:

@@ -117,6 +117,7 @@ COMMAND = '[python, train.py, --ds, "{deepspeed_json}", "-w={param:workers}", "{
         (("{deepspeed_json}", "x"), (9, 3), "reduce_bucket_size does not reach the command"),
         (("micro_batch: 4", "activation_checkpointing: full"), (7, 58), "does not reach"),
         (("command.workers: 2, ", ""), (10, 3), "command.workers has no value to compare with"),
+        (("micro_batch: 4", "reduce_bucket_size: auto"), (7, 52), "auto follows from the model"),
         (("backend: zero3", "backend: [zero3, fsdp2]"), (4, 12), "tuned under one backend"),
         (("{choices: [0, 2, 8]}", "{choices: [0, a]}"), (7, 29), "values of several types"),
         (("{choices: [0, 2, 8]}", "{low: 0, high: 8}"), (10, 20), "command.workers has no type"),
