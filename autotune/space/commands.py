@@ -176,13 +176,13 @@ def check_reached(
         catalogue: All knobs.
         params: Tuned parameters; ``values`` has their places.
         stated: Full knob name to value, of what is fixed or in the baseline.
-        values: Full knob names that are tuned, fixed or in the baseline, with their places.
+        values: Full knob names with their places, first under params, then fixed, then baseline.
 
     Raises:
         SpaceError: At the first that does not reach the command.
     """
     known = reached(spec, catalogue)
-    for full, place in values:
+    for full, place in dict(values).items():
         if stated.get(full) == AUTO and catalogue.knobs[full].type != "text":
             raise place.error(
                 f"{full}: auto follows from the model, and a command's model is not known",

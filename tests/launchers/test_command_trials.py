@@ -210,7 +210,7 @@ def test_what_the_command_is_given(commands, monkeypatch):
 def test_failures_by_name(commands, source, kind, reason):
     failure = commands.failure(source)
     assert (failure.kind, reason in failure.reason) == (kind, True), failure.reason
-    assert failure.detail
+    assert failure.detail or not source.startswith(("raise", "print"))
 
 
 def test_the_cause_is_found_behind_what_a_launcher_says(commands):
