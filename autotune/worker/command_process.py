@@ -42,8 +42,21 @@ class CommandProcess:
         )
 
     def poll(self) -> int | None:
-        """Return the exit code, negative for a signal, or ``None`` while it runs."""
-        return self._process.poll()
+        """Return the exit code, negative for a signal, or ``None`` while it runs.
+
+        It is not reaped yet: so its process group keeps its number, and a signal to it cannot
+        reach a stranger.
+        """
+        if self._process.returncode is not None:
+            return self._process.returncode
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        try:
+            result = os.waitid(os.P_PID, self._process.pid, flags)
+        except ChildProcessError:  # another thread reaped it just now, in end()
+            return self._process.returncode
+        if result is None:
+            return None
+        return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
 
     def end(self, grace_s: float) -> None:
         """End the command and whatever it started: SIGTERM, then SIGKILL after ``grace_s``."""
@@ -52,8 +65,8 @@ class CommandProcess:
         self._signal(signal.SIGCONT)
         deadline = time.monotonic() + grace_s
         while time.monotonic() < deadline:
-            if self._process.poll() is not None and not self._others():
-                return
+            if self.poll() is not None and not self._others():
+                break
             time.sleep(TICK_S)
         self._signal(signal.SIGKILL)
         if self._job is not None:
@@ -65,7 +78,7 @@ class CommandProcess:
         return [] if self._job is None else processes.find_marked(self._job)
 
     def _signal(self, number: int) -> None:
-        # Unreaped, the leader keeps the group's number from any stranger; once it is reaped, its
-        # group is empty or still holds only what it started.
+        if self._process.returncode is not None:
+            return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)

@@ -58,7 +58,7 @@ class Commands:
         self.launcher = LocalLauncher(self.study, 1, "cpu", False)
         self.number = 0
 
-    def submit(self, source, *arguments, processes=1, total_s=WAIT_S, **changes):
+    def submit(self, source, *arguments, launch=(), processes=1, total_s=WAIT_S, **changes):
         script = self.path / f"train{self.number}.py"
         script.write_text(HEAD + textwrap.dedent(source), encoding="utf-8")
         plan = dataclasses.replace(
@@ -67,7 +67,7 @@ class Commands:
             config=CONFIG,
             verify=("zero3.reduce_bucket_size",),
             workload=p.CommandWorkload(
-                command=(sys.executable, str(script), *arguments),
+                command=(sys.executable, *launch, str(script), *arguments),
                 global_batch=8,
                 distinct_batches=2,
             ),
@@ -317,6 +317,32 @@ def test_another_number_of_processes_is_not_what_was_asked_for(commands):
     failure = commands.failure(source)
     assert failure.kind == "not_in_effect"
     assert "runs 4 processes, and topology.processes is 1" in failure.reason
+
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node={processes}")
+
+
+def test_torchrun_starts_the_ranks_and_is_ended_with_them(commands):
+    source = f"""
+        open("{commands.path}/pid" + os.environ["RANK"], "w").write(str(os.getpid()))
+        report(*[0.25] * 12)
+        time.sleep(600)
+    """
+    outcome, _ = commands.run(source, launch=TORCHRUN, processes=2)
+    assert outcome.measurement.s_per_it == pytest.approx(0.25)
+    for rank in "01":
+        assert not is_running(read_pid(commands.path / f"pid{rank}"))
+
+
+def test_the_exception_of_a_rank_under_torchrun(commands):
+    source = """
+        if os.environ["RANK"] == "1":
+            raise ValueError("bad shard")
+        time.sleep(600)
+    """
+    failure = commands.failure(source, launch=TORCHRUN, processes=2)
+    assert failure.kind == "crash"
+    assert failure.reason == "ValueError: bad shard"
 
 
 def test_outside_a_trial_reporting_does_nothing(tmp_path):
