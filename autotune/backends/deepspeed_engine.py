@@ -87,8 +87,10 @@ class DeepSpeedEngine:
         for full_name in self._plan.config:
             of, _, key = full_name.partition(".")
             field = key.removeprefix("stage3_")
-            known = of != owner or key in found or key in rendering.OFFLOADS
-            if not known and hasattr(parsed, field):
+            wanted = of == owner and key not in (*found, *rendering.OFFLOADS)
+            # BF16_Optimizer has no buckets, whatever the configuration says of them.
+            read = stage in stages_of(key) and (stage == 3 or "reduce_bucket_size" in found)
+            if wanted and read and hasattr(parsed, field):
                 found[key] = (getattr(parsed, field), "parsed")
         if stage == 3:
             linear = torch.nn.functional.linear.__module__.startswith("deepspeed.")

@@ -61,7 +61,8 @@ def test_zero3_is_deepspeed_at_stage_3(name: str) -> None:
     """The alias: the same setting lives and dies alike under both names."""
     one = next(knob for knob in zero3.KNOBS if knob.name == name)
     other = next(knob for knob in deepspeed.KNOBS if knob.name == name)
-    assert (one.type, one.low, one.numerics) == (other.type, other.low, other.numerics)
+    assert (one.type, one.low) == (other.type, other.low)
+    assert one.numerics == other.numerics or one.always_dead
     defaults = {knob.name: knob.default for knob in zero3.KNOBS}
     for device in ("cpu", "cuda"):
         for compute in ("fp32", "bf16"):
@@ -101,7 +102,7 @@ def test_offload_sections_have_the_installed_deepspeeds_defaults() -> None:
         ("offload_optimizer", module.DeepSpeedZeroOffloadOptimizerConfig()),
         ("offload_param", module.DeepSpeedZeroOffloadParamConfig()),
     ):
-        assert knobs[name].default == section.device.value
+        assert knobs[name].default == section.device
         assert knobs[f"{name}_pin_memory"].default is section.pin_memory
 
 
