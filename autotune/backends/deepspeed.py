@@ -139,6 +139,11 @@ class DeepSpeedBackend:
         ]
         return dict((first, *_anchors_below_3(hidden).items(), *others))
 
+    def auto(self, workload: Workload) -> dict[str, Any]:
+        """Hugging Face's rule, from the hidden size."""
+        hidden, _ = hidden_size(workload.model.config)
+        return {f"{self.name}.{key}": value for key, value in _hf_auto(hidden).items()}
+
     def render(self, plan: Plan) -> dict[str, Any]:
         """Return the whole DeepSpeed JSON, each value explicit, for a trainer.
 
@@ -255,7 +260,7 @@ def _anchors_below_3(hidden: int) -> dict[str, dict[str, Any]]:
         "use_multi_rank_bucket_allreduce": True,
         "round_robin_gradients": False,
     }
-    small = {"reduce_bucket_size": hidden * hidden}
+    small = {"reduce_bucket_size": _hf_auto(hidden)["reduce_bucket_size"]}
     return {
         "stage_2": {"zero_stage": 2, **defaults},
         "stage_1": {"zero_stage": 1, **defaults},
@@ -264,12 +269,21 @@ def _anchors_below_3(hidden: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def _anchors(hidden: int) -> dict[str, dict[str, Any]]:
-    """Settings of stage 3 by anchor; what is not named stays at the engine's default.
+def _hf_auto(hidden: int) -> dict[str, int]:
+    """What ``auto`` means to transformers.
 
-    ``hf_auto`` is the rule of transformers (``integrations/deepspeed.py``,
-    ``trainer_config_finalize``): reduce h², prefetch 0.9 h² (as an integer), persistence 10 h.
+    ``integrations/deepspeed.py``, ``trainer_config_finalize``: h², 0.9 h² as an integer, 10 h.
     """
+    square = hidden * hidden
+    return {
+        "reduce_bucket_size": square,
+        "stage3_prefetch_bucket_size": square * 9 // 10,
+        "stage3_param_persistence_threshold": 10 * hidden,
+    }
+
+
+def _anchors(hidden: int) -> dict[str, dict[str, Any]]:
+    """Settings of stage 3 by anchor; what is not named stays at the engine's default."""
     defaults: dict[str, Any] = {
         "stage3_prefetch_bucket_size": 50_000_000,
         "stage3_param_persistence_threshold": 100_000,
@@ -281,15 +295,9 @@ def _anchors(hidden: int) -> dict[str, dict[str, Any]]:
         "contiguous_gradients": True,
         "overlap_comm": True,
     }
-    square = hidden * hidden
     return {
         "engine_defaults": defaults,
-        "hf_auto": {
-            **defaults,
-            "reduce_bucket_size": square,
-            "stage3_prefetch_bucket_size": square * 9 // 10,
-            "stage3_param_persistence_threshold": 10 * hidden,
-        },
+        "hf_auto": {**defaults, **_hf_auto(hidden)},
         # Every parameter its own all-gather, none kept whole: wins where latency is cheap
         # (1.38× on two CPU processes over the default threshold of 1e5).
         "partition_all": {**defaults, "stage3_param_persistence_threshold": 0},
