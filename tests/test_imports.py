@@ -24,6 +24,7 @@ LIGHT_PACKAGES = (
 RUN_IN_RANKS = {
     "autotune.data.stream", "autotune.data.tokenise", "autotune.data.tokens",
     "autotune.backends.fsdp2_engine", "autotune.backends.numberformats",
+    "autotune.backends.ddp_engine",
     "autotune.backends.deepspeed_engine",
     "autotune.backends.filling",
 }  # fmt: skip
