@@ -180,8 +180,8 @@ def build(config: dict[str, Any], plan: Plan, rank: RankContext) -> DeepSpeedEng
     import deepspeed
 
     _quiet(deepspeed)
-    module = family_of(plan.workload.model.family).build(
-        plan.workload.model, dtype=TORCH_DTYPES[plan.workload.precision.compute]
+    module = family_of(plan.training.model.family).build(
+        plan.training.model, dtype=TORCH_DTYPES[plan.training.precision.compute]
     )
     if plan.config.get("workload.activation_checkpointing", "none") == "full":
         checkpointing.enable_full(module)
@@ -194,7 +194,7 @@ def build(config: dict[str, Any], plan: Plan, rank: RankContext) -> DeepSpeedEng
             init = _partition(module, config, plan, rank)
             leaves = _set_leaves(module, plan)
         else:
-            fill(module, WeightSource.of(plan.workload.model, module), rank.device)
+            fill(module, WeightSource.of(plan.training.model, module), rank.device)
         engine, *_ = deepspeed.initialize(model=module, config=config)
     except (ValueError, AssertionError, NotImplementedError) as error:
         # pydantic's ValidationError is a ValueError. Anything else is a crash, not a refusal.
@@ -213,7 +213,7 @@ def _set_leaves(module: nn.Module, plan: Plan) -> tuple[str, ...]:
     """
     from deepspeed.utils import set_z3_leaf_modules
 
-    names = family_of(plan.workload.model.family).leaf_classes
+    names = family_of(plan.training.model.family).leaf_classes
     if not names:
         return ()
     found = set_z3_leaf_modules(module, list(names), raise_if_not_found=False)
@@ -239,8 +239,8 @@ def _partition(module: nn.Module, config: dict[str, Any], plan: Plan, rank: Rank
     """
     import deepspeed
 
-    dtype = TORCH_DTYPES[plan.workload.precision.compute]
-    source = WeightSource.of(plan.workload.model, module)
+    dtype = TORCH_DTYPES[plan.training.precision.compute]
+    source = WeightSource.of(plan.training.model, module)
     fill_buffers(module, rank.device)
     owners: dict[int, list[tuple[nn.Module, str]]] = {}
     for owner in module.modules():
