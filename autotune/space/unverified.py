@@ -19,17 +19,18 @@ def read_unverified(root: Table, catalogue: Catalogue) -> dict[str, dict[str, An
     """
     table = reading.table(root.get("unverified"), "unverified")
     found: dict[str, dict[str, Any]] = {}
-    engines = {**reasons.ENGINES, **{b: b for b in catalogue.backends if b != "zero3"}}
+    known = {backend for of in reasons.ENGINES.values() for backend in of}
+    engines = {**reasons.ENGINES, **{b: (b,) for b in catalogue.backends if b not in known}}
     for entry in sections.entries(table):
-        owner = engines.get(entry.key)
-        if owner is None:
+        if entry.key not in engines:
             live = set(catalogue.backends) - reasons.WITHOUT_KEYS.keys()
-            names = [name for name, of in engines.items() if of in live]
+            names = [name for name, of in engines.items() if live & set(of)]
             raise entry.place.error(
                 f"unverified has keys of engines, not {reading.shown(entry.key)}",
                 hint=f"write unverified: {{{names[0]}: {{{entry.key}: …}}}}" if names else None,
             )
-        if owner not in catalogue.backends:
+        owner = next((one for one in engines[entry.key] if one in catalogue.backends), None)
+        if owner is None:
             raise entry.place.error(
                 f"unverified.{entry.key} does nothing: the backend is "
                 f"{', '.join(catalogue.backends)}"
