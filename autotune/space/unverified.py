@@ -7,7 +7,8 @@ from typing import Any
 from autotune.knobs import reasons
 from autotune.space import reading, sections
 from autotune.space.catalogue import Catalogue
-from autotune.space.nodes import Table
+from autotune.space.model import AUTO
+from autotune.space.nodes import Scalar, Table
 
 
 def read_unverified(root: Table, catalogue: Catalogue) -> dict[str, dict[str, Any]]:
@@ -54,6 +55,11 @@ def _check_unverified(
         k.name.removeprefix("stage3_"): k for k in catalogue.knobs.values() if k.owner == owner
     }
     for entry in table.entries.values():
+        if isinstance(entry.value, Scalar) and entry.value.text.lower() == AUTO:
+            raise entry.value.place.error(
+                f"{entry.key}: auto has no rule by which it could be resolved",
+                hint="write the value that the engine shall get",
+            )
         key = entry.key.removeprefix("stage3_")
         if top and entry.key in reasons.RESERVED_KEYS.get(engine, {}):
             reason = reasons.RESERVED_KEYS[engine][entry.key]
