@@ -129,17 +129,22 @@ def test_a_program_is_timed_by_its_reports_and_then_ended(commands):
 
 
 def test_the_slowest_rank_counts(commands):
-    source = """
+    source = f"""
         if "RANK" not in os.environ:
             import subprocess
             ranks = [
                 subprocess.Popen([sys.executable, *sys.argv],
-                                 env=os.environ | {"RANK": str(r), "WORLD_SIZE": "2"})
+                                 env=os.environ | {{"RANK": str(r), "WORLD_SIZE": "2"}})
                 for r in range(2)
             ]
             sys.exit(max(rank.wait() for rank in ranks))
-        seconds = 0.5 if os.environ["RANK"] == "1" else 0.25
-        report(*[seconds] * 12)
+        if os.environ["RANK"] == "1":
+            report(*[0.5] * 12)
+            open("{commands.path}/slow", "w").close()
+        else:
+            while not os.path.exists("{commands.path}/slow"):  # real ranks run in step
+                time.sleep(0.02)
+            report(*[0.25] * 12)
         time.sleep(600)
     """
     outcome, folder = commands.run(source, processes=2)
@@ -325,6 +330,8 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node={pr
 def test_torchrun_starts_the_ranks_and_is_ended_with_them(commands):
     source = f"""
         open("{commands.path}/pid" + os.environ["RANK"], "w").write(str(os.getpid()))
+        while not all(os.path.exists("{commands.path}/pid" + rank) for rank in "01"):
+            time.sleep(0.02)
         report(*[0.25] * 12)
         time.sleep(600)
     """

@@ -136,7 +136,7 @@ def test_a_version_known_to_be_bad_is_refused(
     assert not (tmp_path / "runs").exists()
 
 
-SMALL = ["--set", "workload.data.max_length=48", "--set", "workload.global_batch=8"]
+SMALL = ["--set", "workload.data.max_length=48", "--set", "workload.global_batch=4"]
 MODEL = {
     "model_type": "qwen3", "vocab_size": 2048, "hidden_size": 64, "intermediate_size": 128,
     "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32,
@@ -181,7 +181,7 @@ def test_a_whole_search_on_real_ranks(tmp_path: Path, space: str) -> None:
 def test_killed_and_interrupted_searches_go_on(tmp_path: Path) -> None:
     """BUG-072 with one trial: kill -9, then SIGTERM, then to the end; each trial counted once."""
     runs = tmp_path / "runs"
-    words = command(tmp_path, "fsdp2.yaml", "--trials", "3")
+    words = command(tmp_path, "fsdp2.yaml", "--trials", "2")
     folder = StudyFolder.of(runs, "fsdp2")
     for trial, attempt, number in ((1, 0, signal.SIGKILL), (1, 1, signal.SIGTERM)):
         coordinator = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
@@ -198,9 +198,9 @@ def test_killed_and_interrupted_searches_go_on(tmp_path: Path) -> None:
     done = subprocess.run([*words, "--json"], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    assert [t["state"] for t in document["trials"]] == ["complete"] * 3
+    assert [t["state"] for t in document["trials"]] == ["complete"] * 2
     attempts = [trial.attempts for trial in read_study(folder).trials]
-    assert [len(each) for each in attempts] == [1, 3, 1]
+    assert [len(each) for each in attempts] == [1, 3]
 
 
 def processes_of(runs: Path) -> list[int]:
