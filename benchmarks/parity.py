@@ -1,6 +1,6 @@
 """Do ZeRO-1, 2, 3, FSDP2 and DDP compute the same? Twelve configurations of each, two gloo ranks.
 
-    PYTHONPATH=. python benchmarks/parity.py [--output parity.json]
+    PYTHONPATH=. python benchmarks/parity.py [--output parity.jsonl]
 
 Prints first loss, first gradient norm (before clipping) and the loss after one and two updates of
 every configuration, with the largest relative difference from the reference of its model. Exits
@@ -19,6 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+import harness
 import support_trials
 
 FIRST_TOLERANCE = 1e-5
@@ -190,7 +191,7 @@ def compare(rows: list[dict[str, Any]]) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, help="write the table as JSON")
+    parser.add_argument("--output", type=Path, help="JSON Lines file to append to")
     arguments = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -199,7 +200,11 @@ def main() -> int:
                 rows.append(run_case(case, engine, Path(folder) / f"{number}-{engine}"))
     fine = compare(rows)
     if arguments.output:
-        arguments.output.write_text(json.dumps(rows, indent=1) + "\n")
+        about = harness.machine()
+        with arguments.output.open("a") as file:
+            file.writelines(
+                json.dumps({"benchmark": "parity", **row, **about}) + "\n" for row in rows
+            )
     print("equal within tolerance" if fine else "NOT EQUAL")
     return 0 if fine else 1
 
