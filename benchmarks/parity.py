@@ -202,9 +202,8 @@ def main() -> int:
     if arguments.output:
         about = harness.machine()
         with arguments.output.open("a") as file:
-            file.writelines(
-                json.dumps({"benchmark": "parity", **row, **about}) + "\n" for row in rows
-            )
+            for row in rows:
+                file.write(json.dumps({"benchmark": "parity", **row, **about}) + "\n")
     print("equal within tolerance" if fine else "NOT EQUAL")
     return 0 if fine else 1
 
