@@ -157,7 +157,7 @@ def command(tmp_path: Path, space: str, *arguments: str) -> list[str]:
 @pytest.mark.parametrize("space", ["fsdp2.yaml", "zero3.yaml", "both.yaml"])
 def test_a_whole_search_on_real_ranks(tmp_path: Path, space: str) -> None:
     done = subprocess.run(
-        command(tmp_path, space, "--trials", "4", "--json"),
+        command(tmp_path, space, "--trials", "3", "--json"),
         capture_output=True,
         text=True,
         check=False,
@@ -165,7 +165,7 @@ def test_a_whole_search_on_real_ranks(tmp_path: Path, space: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    assert document["counts"] == {"measured": 4}
+    assert document["counts"] == {"measured": 3}
     assert document["best"]["verdict"] in ("faster", "tie", "keep_baseline")
     contents = read_study(StudyFolder.of(tmp_path / "runs", space.removesuffix(".yaml")))
     checks = [t.measurement.checks[0] for t in contents.trials if t.measurement is not None]
