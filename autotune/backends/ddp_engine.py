@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from autotune.backends import adamw
 from autotune.backends.base import IncompatibleConfigError, RankContext
 from autotune.backends.filling import fill
 from autotune.backends.numberformats import TORCH_DTYPES
@@ -72,11 +73,7 @@ class DdpEngine:
         self._copy = copy
         self._clipping = float(settings["gradient_clipping"])
         self._parameters = [p for p in wrapped.parameters() if p.requires_grad]
-        options = dict(settings["optimizer"])
-        options.pop("type")
-        self._optimizer = torch.optim.AdamW(
-            self._parameters, **{**options, "betas": tuple(options["betas"])}
-        )
+        self._optimizer = adamw.make(self._parameters, settings)
 
     @property
     def model(self) -> nn.Module:
@@ -92,7 +89,7 @@ class DdpEngine:
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
         assert self._wrapped.require_backward_grad_sync == last, "forward was told otherwise"
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         if self._copy is not None:
             self._copy.drop()
 
@@ -125,6 +122,7 @@ class DdpEngine:
 
     def _logged(self) -> Mapping[str, Any]:
         """What the reducer itself logged of its construction and of its last step."""
+        # torch leaves it untyped.
         data: Mapping[str, Any] = self._wrapped._get_ddp_logging_data()  # type: ignore[no-untyped-call]
         return data
 

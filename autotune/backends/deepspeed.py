@@ -191,12 +191,7 @@ class DeepSpeedBackend:
     @staticmethod
     def unverified(plan: Plan) -> dict[str, Any]:
         """Return the keys that are passed through unknown, as they go into the JSON."""
-        merged: dict[str, Any] = {}
-        for engine in ("deepspeed", "zero3"):
-            section = plan.unverified.get(engine)
-            if isinstance(section, Mapping):
-                merged.update(section)
-        return merged
+        return dict(plan.unverified.get("deepspeed") or {})
 
     def build(self, plan: Plan, rank: RankContext) -> Engine:
         from autotune.backends.deepspeed_engine import build

@@ -8,11 +8,12 @@ Read from DeepSpeed 0.19.8 (``runtime/engine.py``, ``runtime/bf16_optimizer.py``
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import operator
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -189,16 +190,13 @@ def build(config: dict[str, Any], plan: Plan, rank: RankContext) -> DeepSpeedEng
     deepspeed.init_distributed()
     init: Any = None
     leaves: tuple[str, ...] = ()
-    try:
-        if config["zero_optimization"]["stage"] == 3:
-            init = _partition(module, config, plan, rank)
-            leaves = _set_leaves(module, plan)
-        else:
-            fill(module, WeightSource.of(plan.training.model, module), rank.device)
+    if config["zero_optimization"]["stage"] == 3:
+        init = _partition(module, config, plan, rank)
+        leaves = _set_leaves(module, plan)
+    else:
+        fill(module, WeightSource.of(plan.training.model, module), rank.device)
+    with _refusals():
         engine, *_ = deepspeed.initialize(model=module, config=config)
-    except (ValueError, AssertionError, NotImplementedError) as error:
-        # pydantic's ValidationError is a ValueError. Anything else is a crash, not a refusal.
-        raise IncompatibleConfigError(_first_lines(error)) from error
     return DeepSpeedEngine(engine, init, plan, leaves)
 
 
@@ -259,15 +257,22 @@ def _partition(module: nn.Module, config: dict[str, Any], plan: Plan, rank: Rank
         if first is None:
             holder = nn.Module()
             holder.register_parameter("weight", parameter)
-            init = deepspeed.zero.Init(
-                module=holder,
-                config_dict_or_path=config,
-                dtype=dtype,
-            )
+            with _refusals():
+                init = deepspeed.zero.Init(module=holder, config_dict_or_path=config, dtype=dtype)
             first = parameter
         else:
             first.convert_to_zero_parameters(param_list=[parameter])
     return init
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """What DeepSpeed raises for a configuration is a refusal; anything else is a crash."""
+    try:
+        yield
+    except (ValueError, AssertionError, NotImplementedError) as error:
+        # pydantic's ValidationError is a ValueError.
+        raise IncompatibleConfigError(_first_lines(error)) from error
 
 
 def _first_lines(error: BaseException) -> str:

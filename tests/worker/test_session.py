@@ -163,6 +163,12 @@ def test_the_engines_refusal_is_incompatible(tmp_path: Path) -> None:
     assert "reduce_bucket_size" in records[0].error.message
 
 
+def test_an_error_of_ours_is_no_refusal_of_the_engines(tmp_path: Path) -> None:
+    """A refusal would be kept as the configuration's own property."""
+    (record,) = _failed(make_plan("zero3", processes=1), tmp_path, "our_own_error")
+    assert (record.error.kind, record.error.message) == ("crash", "the weights are gone")
+
+
 def test_clearly_slower_than_the_best_stops_early(tmp_path: Path) -> None:
     measuring = dataclasses.replace(
         QUICK,
