@@ -16,7 +16,8 @@ _BYTES: Final = {"fp32": 4, "bf16": 2}
 _ADAM_BYTES: Final = 8
 """Two float32 moments a parameter."""
 _GIB: Final = 1024**3
-_STAGE: Final = "deepspeed.zero_stage"
+_STAGED: Final = "deepspeed"
+_STAGE: Final = f"{_STAGED}.zero_stage"
 _OFFLOADS: Final = ("deepspeed.offload_optimizer", "zero3.offload_optimizer")
 
 
@@ -69,24 +70,28 @@ def fitting(
     need = least_memory_bytes(workload)
     rooms = _rooms(topology, devices)
     name = workload.model.name
-    offloaded = topology.device == "cuda" and _may_offload(space)
-    if need > sum(rooms) and not offloaded:
+    offloading = _offloading(space) if topology.device == "cuda" else set()
+    nowhere = (
+        f"weights, gradients and Adam's moments take {need / _GIB:.1f} GiB over all processes, and "
+        f"{sum(rooms) / _GIB:.1f} GiB are there"
+    )
+    if need > sum(rooms) and not offloading:
         raise NothingFeasibleError(
-            f"{name} cannot be trained here: weights, gradients and Adam's moments "
-            f"take {need / _GIB:.1f} GiB over all processes, and {sum(rooms) / _GIB:.1f} GiB are "
-            "there",
+            f"{name} cannot be trained here: {nowhere}",
             hint="take a smaller model, bf16, or more devices",
         )
-    space = _fitting_stages(space, workload, rooms, offloaded=offloaded)
-    if need <= min(rooms):
-        return space
+    if _STAGED in space.backends:
+        space = _fitting_stages(space, workload, rooms, offloaded=_STAGED in offloading)
     for backend in space.backends:
-        if not backend_of(backend).replicates:
+        if backend_of(backend).replicates and need > min(rooms):
+            reason = (
+                f"each process holds all of {name}: weights, gradients and Adam's moments take "
+                f"{need / _GIB:.1f} GiB, and {min(rooms) / _GIB:.1f} GiB are there for it"
+            )
+        elif need > sum(rooms) and backend not in offloading:
+            reason = f"{name}'s {nowhere}, and nothing is offloaded"
+        else:
             continue
-        reason = (
-            f"each process holds all of {name}: weights, gradients and Adam's moments take "
-            f"{need / _GIB:.1f} GiB, and {min(rooms) / _GIB:.1f} GiB are there for it"
-        )
         if backend == space.baseline_backend:
             raise NothingFeasibleError(
                 f"{backend} cannot be the baseline here: {reason}",
@@ -100,9 +105,6 @@ def _fitting_stages(
     space: SearchSpace, workload: Workload, rooms: list[float], *, offloaded: bool
 ) -> SearchSpace:
     """Return ``space`` without the ZeRO stages that cannot fit on the smallest device."""
-    backend = _STAGE.partition(".")[0]
-    if backend not in space.backends:
-        return space
     reasons: dict[int, str] = {}
     for stage, what in ((1, "all weights and gradients"), (2, "all weights")):
         need = stage_memory_bytes(stage, workload, len(rooms), offloaded=offloaded)
@@ -111,7 +113,7 @@ def _fitting_stages(
                 f"each process holds {what} of {workload.model.name}, {need / _GIB:.1f} GiB with "
                 f"its part of the rest, and {min(rooms) / _GIB:.1f} GiB are there for it"
             )
-    if space.baseline_backend == backend:
+    if space.baseline_backend == _STAGED:
         baseline = space.baseline_config().values[_STAGE]
         if baseline in reasons:
             raise NothingFeasibleError(
@@ -119,7 +121,7 @@ def _fitting_stages(
                 hint="take zero_stage 3, which splits the weights too, or a smaller model",
             )
     elif not _stages(space) - reasons.keys():
-        return space.without(backend, "; ".join(reasons.values()))
+        return space.without(_STAGED, "; ".join(reasons.values()))
     return space.without_values(_STAGE, reasons) if reasons else space
 
 
@@ -128,13 +130,18 @@ def _stages(space: SearchSpace) -> set[Any]:
     for param in space.params:
         if param.knob == _STAGE:
             return set(domains.values(param.domain))
-    return {space.default_config(_STAGE.partition(".")[0]).values[_STAGE]}
+    return {space.default_config(_STAGED).values[_STAGE]}
 
 
-def _may_offload(space: SearchSpace) -> bool:
-    tuned = any(param.knob in _OFFLOADS for param in space.params)
-    stated = (given.get(name) for given in (space.fixed, space.baseline) for name in _OFFLOADS)
-    return tuned or any(value not in (None, "none") for value in stated)
+def _offloading(space: SearchSpace) -> set[str]:
+    """Backends that some configuration of the space lets keep state in host memory."""
+    tuned = {param.knob for param in space.params}
+    return {
+        name.partition(".")[0]
+        for name in _OFFLOADS
+        if name in tuned
+        or any(given.get(name) not in (None, "none") for given in (space.fixed, space.baseline))
+    }
 
 
 def _rooms(topology: Topology, devices: Devices) -> list[float]:

@@ -211,7 +211,8 @@ def test_a_baseline_at_a_stage_that_cannot_fit_ends_the_search() -> None:
 
 def test_offload_may_make_a_stage_fit() -> None:
     allowed = "search: {allow: [offload_optimizer]}\n"
-    text = STAGED + "  offload_optimizer: {choices: [none, cpu]}\n" + allowed
+    text = STAGED.replace("backend: fsdp2", "backend: deepspeed, offload_optimizer: cpu")
+    text += "  offload_optimizer: {choices: [none, cpu]}\n" + allowed
     space = space_on(text=text, device="cuda")
     workload = make_workload(space, data_folder=None)
     weights = int(fitting.stage_memory_bytes(1, workload, 2, offloaded=True))
@@ -220,6 +221,23 @@ def test_offload_may_make_a_stage_fit() -> None:
     kept = fitting.fitting(space, workload, space.topology, devices)
     (stages,) = [param.domain for param in kept.params if param.name == "zero_stage"]
     assert set(stages.values) == {1, 2, 3}
+
+
+def test_offload_of_one_engine_keeps_no_other() -> None:
+    """Where nothing but offload fits, an engine that cannot offload has nothing to try."""
+    allowed = "search: {allow: [offload_optimizer]}\n"
+    text = SPACE.replace("[zero3, fsdp2, ddp]", "[zero3, fsdp2]").replace(
+        "backend: fsdp2, micro", "backend: zero3, zero3.offload_optimizer: cpu, micro"
+    )
+    space = space_on(text=text.partition("  ddp.")[0] + allowed, device="cuda")
+    workload = make_workload(space, data_folder=None)
+    room = int(fitting.least_memory_bytes(workload) / 2) - 1
+    devices = Devices(found=(Device(name="H200", memory_bytes=room),) * 2)
+    kept = fitting.fitting(space, workload, space.topology, devices)
+    assert kept.backends == ("zero3",)
+    (gone,) = kept.dropped
+    assert "over all processes" in gone.reason
+    assert gone.reason.endswith("and nothing is offloaded")
 
 
 def test_without_any_stage_that_fits_the_engine_is_left_out() -> None:
