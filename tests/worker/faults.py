@@ -158,3 +158,20 @@ def boundaries_lost(rank: int) -> None:
     from transformers import masking_utils
 
     masking_utils.find_packed_sequence_indices = lambda position_ids: None
+
+
+def boundaries_lost_on_rank_1(rank: int) -> None:
+    """One rank alone sees the leak."""
+    if rank == 1:
+        boundaries_lost(rank)
+
+
+def our_own_error(rank: int) -> None:
+    """What our own code around the engine raises is of a type that the engine refuses with."""
+    from autotune.backends import deepspeed_engine
+
+    def fail(*_: Any) -> Any:
+        raise ValueError("the weights are gone")
+
+    deepspeed_engine.fill = fail
+    deepspeed_engine._set_leaves = fail
