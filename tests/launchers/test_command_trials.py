@@ -324,6 +324,19 @@ def test_another_number_of_processes_is_not_what_was_asked_for(commands):
     assert "runs 4 processes, and topology.processes is 1" in failure.reason
 
 
+@pytest.mark.parametrize("steps", [3, 12])
+def test_every_rank_must_report(commands, steps):
+    """Rank 0 alone would hide the slowest rank's time and the fullest one's memory."""
+    source = f"""
+        os.environ |= {{'RANK': '0', 'WORLD_SIZE': '2'}}
+        report(*[0.25] * {steps})
+        time.sleep({0 if steps == 3 else 600})
+    """
+    failure = commands.failure(source, processes=2)
+    assert failure.kind == "crash"
+    assert "rank 1 never called autotune.report_step()" in failure.reason
+
+
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node={processes}")
 
 
