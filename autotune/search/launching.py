@@ -65,7 +65,6 @@ class Runner:
         interrupts: Interrupts,
         events: EventSink,
         flops: Flops,
-        back_off_s: float = BACK_OFF_S,
     ) -> None:
         self._launcher = launcher
         self._recorder = recorder
@@ -73,7 +72,6 @@ class Runner:
         self._interrupts = interrupts
         self._events = events
         self._flops = flops
-        self._back_off_s = back_off_s
         self._started = False
 
     def start(self) -> None:
@@ -107,7 +105,7 @@ class Runner:
                 return outcome
             again = f"{launch.label}: {failure.kind}, {failure.reason}; launched again"
             self._events(Message(text=again, level="warning"))
-            if failure.kind == "infra" and self._interrupts.wait(self._back_off_s * 2**retries):
+            if failure.kind == "infra" and self._interrupts.wait(BACK_OFF_S * 2**retries):
                 return outcome
             retries += 1
             attempt += 1
