@@ -11,7 +11,7 @@ from autotune.contract import hostmemory
 from autotune.contract.failures import POLICIES, Phase
 from autotune.contract.folder import AttemptFolder
 from autotune.contract.outcome import Failure, Outcome
-from autotune.contract.plan import CheckPoint, Plan, Purpose, Racing
+from autotune.contract.plan import Plan, Purpose, Racing, Reference
 from autotune.errors import AutotuneError
 from autotune.knobs.words import changed_settings
 from autotune.launchers.base import JobStatus, Launcher
@@ -39,8 +39,8 @@ class Launch:
     config: Config
     params: dict[str, Any]
     label: str
-    reference: tuple[CheckPoint, ...]
-    """The baseline's check iterations; empty for the first baseline."""
+    reference: Reference
+    """What the baseline did; empty for its first launch."""
     racing: Racing | None
 
 
