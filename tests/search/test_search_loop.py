@@ -184,9 +184,7 @@ def test_crashes_alike_stop_the_search_with_a_table(bench: Bench) -> None:
     assert len(bench.launcher.trials()) <= 11
 
 
-def test_infra_is_retried_and_not_counted(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_infra_is_retried_and_not_counted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launching, "BACK_OFF_S", 0.1)
     failures = iter(["Connection reset by peer", "Connection reset by peer"])
 
