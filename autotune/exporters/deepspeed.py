@@ -7,22 +7,16 @@ micro-step (``backends/deepspeed.py``). All else is the same.
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
-import autotune
 from autotune.backends import deepspeed as rendering
 from autotune.backends.base import backend_of
 from autotune.contract.command import PARAM, placeholders, text_of
 from autotune.contract.plan import CommandWorkload, Plan
-from autotune.errors import EnvironmentFault, InputError, NothingToExportError
+from autotune.errors import InputError, NothingToExportError
 from autotune.exporters import exactness
+from autotune.exporters.asking import ask, is_installed
 from autotune.exporters.base import ExportRequest, ExportResult
 
 _BACKENDS: Final = ("zero3", "deepspeed")
@@ -30,8 +24,6 @@ _ACCUMULATION: Final = (
     "gradient_accumulation_steps is what a trainer needs; the measured engine had 1 and was told "
     "which micro-step is the last one, which makes the same cut"
 )
-_LOAD_S: Final = 300.0
-"""Longest wait for DeepSpeed to be imported and to load the file (s)."""
 
 
 def export(request: ExportRequest) -> ExportResult:
@@ -157,8 +149,6 @@ def _notes(request: ExportRequest, version: str | None) -> tuple[str, ...]:
 def load_in_deepspeed(rendered: Mapping[str, Any], processes: int) -> str | None:
     """Load the configuration in DeepSpeed's own class and compare what it understood.
 
-    A process of its own, because importing DeepSpeed prints, and takes memory and seconds.
-
     Returns:
         DeepSpeed's version, or ``None`` if it is not installed.
 
@@ -166,32 +156,9 @@ def load_in_deepspeed(rendered: Mapping[str, Any], processes: int) -> str | None
         NothingToExportError: DeepSpeed refuses the configuration or understands another value.
         EnvironmentFault: DeepSpeed is installed and cannot be imported.
     """
-    if importlib.util.find_spec("deepspeed") is None:
+    if not is_installed("deepspeed"):
         return None
-    root = str(Path(autotune.__file__).parent.parent)
-    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    request = json.dumps({"config": rendered, "processes": processes})
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "autotune.exporters.deepspeed_loading"],
-            input=request,
-            capture_output=True,
-            text=True,
-            timeout=_LOAD_S,
-            check=False,
-            # The check reads a file; it must not touch the user's devices.
-            env=os.environ | {"DS_ACCELERATOR": "cpu", "PYTHONPATH": path},
-        )
-    except subprocess.TimeoutExpired as error:
-        raise EnvironmentFault(f"deepspeed did not load the file within {_LOAD_S:.0f} s") from error
-    lines = done.stdout.splitlines()
-    if done.returncode != 0 or not lines:
-        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        raise EnvironmentFault(
-            f"deepspeed is installed and cannot load a configuration: {last}",
-            hint="'python -c \"import deepspeed\"' shows what it misses",
-        )
-    answer = json.loads(lines[-1])
+    answer = ask("deepspeed", {"config": rendered, "processes": processes})
     if answer["refused"] is not None:
         raise NothingToExportError(
             f"deepspeed {answer['version']} refuses the configuration: {answer['refused']}"

@@ -85,7 +85,8 @@ def probe(packages: tuple[str, ...], devices: Devices) -> Findings:
     ended: str | None = None
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "autotune.search.doctor_probe"],
+            # -P, as for trials: what lies in the working directory must not shadow a library.
+            [sys.executable, "-P", "-m", "autotune.search.doctor_probe"],
             input=json.dumps(request),
             capture_output=True,
             text=True,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 import os
 import re
@@ -247,12 +246,7 @@ def test_the_name_is_a_yaml_name(study: StudyBuilder, unasked: None, tmp_path: P
 def test_without_accelerate_the_export_says_so(
     study: StudyBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = importlib.util.find_spec
-    monkeypatch.setattr(
-        accelerate_check.importlib.util,
-        "find_spec",
-        lambda name: None if name == "accelerate" else real(name),
-    )
+    monkeypatch.setattr(accelerate_check, "is_installed", lambda package: False)
     result = exported(study, "fsdp2")
     assert result.checked_with is None
     assert any("accelerate is not installed" in note for note in result.notes)

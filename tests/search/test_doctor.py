@@ -62,6 +62,17 @@ def test_the_real_machine_and_nothing_heavy_in_the_command(tmp_path: Path) -> No
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_file_of_a_librarys_name_in_the_working_directory_is_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text("raise RuntimeError('shadow')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor.registry, "names", lambda kind: ())
+    found = doctor.probe((), NONE)
+    assert found["torch"].get("error") is None
+    assert found["torch"]["version"]
+
+
 def test_the_words_and_the_exit_code(
     tmp_path: Path, unprobed: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
