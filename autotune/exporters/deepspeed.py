@@ -15,7 +15,7 @@ from autotune.backends.base import backend_of
 from autotune.contract.command import PARAM, placeholders, text_of
 from autotune.contract.plan import CommandWorkload, Plan
 from autotune.errors import InputError, NothingToExportError
-from autotune.exporters import exactness
+from autotune.exporters import batching, exactness
 from autotune.exporters.asking import ask, is_installed
 from autotune.exporters.base import ExportRequest, ExportResult
 
@@ -81,10 +81,10 @@ def _arguments(plan: Plan) -> tuple[str, ...]:
 
 def _losses(plan: Plan, rendered: Mapping[str, Any]) -> tuple[str, ...]:
     """Return what was measured and cannot be said in the JSON."""
-    if plan.config.get("workload.max_tokens") is None:
+    lost = [*batching.losses(plan)]
+    if not lost:
         return ()
     batch, written = plan.workload.global_batch, rendered["train_batch_size"]
-    lost = ["the cut of the global batch by tokens"]
     if written != batch:
         lost.append(
             f"the global batch of {batch} samples (train_batch_size is {written}: "
@@ -108,21 +108,8 @@ def _compare_with_run(request: ExportRequest, rendered: Mapping[str, Any]) -> No
 
 
 def _notes(request: ExportRequest, version: str | None) -> tuple[str, ...]:
-    plan, notes = request.plan, []
-    max_tokens = plan.config.get("workload.max_tokens")
-    batching = plan.config.get("workload.batching")
-    if max_tokens is not None:
-        notes.append(
-            f"the measured cut by max_tokens={max_tokens} cannot be said in this JSON: its batch "
-            "sizes take one row at a time; let your trainer cut micro-steps by tokens"
-        )
-    if batching == "packed":
-        notes.append(
-            f"batching: packed into rows of {max_tokens} tokens is done by your trainer's "
-            "collator, which must pass position ids that restart at each sample, and no mask"
-        )
-    elif batching not in (None, "padded"):
-        notes.append(f"batching: {batching} is done by your trainer's sampler, not by this JSON")
+    plan = request.plan
+    notes = [*batching.notes(plan, "this JSON, whose batch sizes take one row at a time")]
     checkpointing = plan.config.get("workload.activation_checkpointing")
     if checkpointing not in (None, "none"):
         notes.append(
@@ -134,16 +121,27 @@ def _notes(request: ExportRequest, version: str | None) -> tuple[str, ...]:
             "offloaded state is stepped by torch's AdamW on the CPU, as measured; without "
             "torch_adam DeepSpeed would compile its own, which rounds in another way"
         )
-    assert request.outcome.measurement is not None
-    leaves = request.outcome.measurement.notes.get("z3_leaf_modules")
-    if leaves:
-        notes.append(
-            f"experts are gathered as a whole: call set_z3_leaf_modules(model, {leaves}) of "
-            "deepspeed.utils before the engine starts, as the measured trial did"
-        )
+    notes += leaf_notes(request)
     if version is None:
         notes.append("deepspeed is not installed here, so the file was not loaded by it")
     return tuple(notes)
+
+
+def leaf_modules(request: ExportRequest) -> list[str]:
+    """Return the classes that the measured trial gathered as a whole."""
+    assert request.outcome.measurement is not None, "the chosen trial was measured"
+    return list(request.outcome.measurement.notes.get("z3_leaf_modules") or ())
+
+
+def leaf_notes(request: ExportRequest) -> tuple[str, ...]:
+    """Say what to do about :func:`leaf_modules`, which the JSON does not name."""
+    leaves = leaf_modules(request)
+    if not leaves:
+        return ()
+    return (
+        f"experts are gathered as a whole: call set_z3_leaf_modules(model, {leaves}) of "
+        "deepspeed.utils before the engine starts, as the measured trial did",
+    )
 
 
 def load_in_deepspeed(rendered: Mapping[str, Any], processes: int) -> str | None:
