@@ -167,14 +167,12 @@ def ddp(request: ExportRequest, name: str) -> Part:
 def _beyond_ddp(plan: Plan) -> str:
     """What the YAML alone would do in another way, in words."""
     precision = plan.training.precision
-    found = [
-        f"the YAML alone keeps weights in the format they are loaded in, not {precision.master}"
-    ]
+    found = [f"leaves the weights in the format they are loaded in, not {precision.master}"]
     if precision.compute != precision.master:
         found.append("computes under autocast, which is near to what was measured and not equal")
     if _checkpoints(plan):
         found.append("does no activation checkpointing")
-    return ", ".join(found)
+    return f"the YAML alone {'; '.join(found)}"
 
 
 def _compare_with_run(request: ExportRequest) -> None:

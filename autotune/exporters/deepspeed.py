@@ -38,7 +38,7 @@ def export(request: ExportRequest) -> ExportResult:
         raise NothingToExportError(
             f"trial {request.trial}, the best of study {request.contents.study.name!r}, ran under "
             f"{plan.backend}, which DeepSpeed's JSON cannot say",
-            hint="this format serves studies whose best is a zero3 or deepspeed configuration",
+            hint="--format accelerate writes its results, as a YAML with code beside it",
         )
     backend = backend_of(plan.backend)
     is_command = isinstance(plan.workload, CommandWorkload)

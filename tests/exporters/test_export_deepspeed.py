@@ -205,6 +205,7 @@ def test_a_best_of_another_backend_is_refused_in_words(study: StudyBuilder) -> N
     with pytest.raises(NothingToExportError, match="fsdp2") as caught:
         exported(study)
     assert caught.value.exit_code == 1
+    assert "--format accelerate" in str(caught.value.hint)
 
 
 def test_a_value_that_the_engine_did_not_have_is_refused(study: StudyBuilder) -> None:
