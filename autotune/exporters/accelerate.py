@@ -176,4 +176,6 @@ def _expected(plan: Plan, part: engines.Part) -> dict[str, Any]:
             "zero3_init_flag": deepspeed_section["zero3_init_flag"],
             "moe_layer_classes": deepspeed_section.get("deepspeed_moe_layer_cls_names"),
         }
+        if "deepspeed_multinode_launcher" in deepspeed_section:
+            expected["multinode_launcher"] = deepspeed_section["deepspeed_multinode_launcher"]
     return expected

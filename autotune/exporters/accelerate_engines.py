@@ -56,6 +56,9 @@ def zero(request: ExportRequest, name: str, target: tuple[int, ...] | None) -> P
     place = companion if request.folder is None else str(request.folder.absolute() / companion)
     stage = backend_of(request.plan.backend).render(request.plan)["zero_optimization"]["stage"]
     section: dict[str, Any] = {"deepspeed_config_file": place, "zero3_init_flag": stage == 3}
+    if request.plan.topology.nodes > 1:
+        # Each machine starts its own processes, as the notes say; accelerate's default is pdsh.
+        section["deepspeed_multinode_launcher"] = "standard"
     leaves, notes = deepspeed.leaf_modules(request), made.notes
     if leaves and (target is None or target >= _LEAVES_SINCE):
         section["deepspeed_moe_layer_cls_names"] = ",".join(leaves)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import subprocess
@@ -27,6 +26,7 @@ from autotune.exporters import (
     choosing,
     exactness,
 )
+from autotune.exporters.base import ExportResult
 from autotune.report.document import build
 from autotune.store.importer import read_study
 
@@ -60,20 +60,26 @@ def test_zero3_is_a_yaml_that_only_names_its_json(study: StudyBuilder, tmp_path:
     assert result.losses == ()
 
 
-def test_experts_are_gathered_whole_by_accelerates_own_field(
-    study: StudyBuilder, tmp_path: Path
-) -> None:
-    """Without it, and without the call that it stands for, ZeRO-3 hangs on unused experts."""
+def of_experts(study: StudyBuilder, target: str | None = None) -> ExportResult:
     study.trial(measured(0.5, read_back={}, notes={"z3_leaf_modules": ["Qwen3MoeSparseMoeBlock"]}))
     contents = read_study(study.folder)
-    request = choosing.choose(contents, build(contents), "acc.yaml", folder=tmp_path)
-    result = accelerate.export(request)
+    request = choosing.choose(contents, build(contents), "acc.yaml", target_version=target)
+    return accelerate.export(request)
+
+
+def test_experts_are_gathered_whole_by_accelerates_own_field(study: StudyBuilder) -> None:
+    """Without it, and without the call that it stands for, ZeRO-3 hangs on unused experts."""
+    result = of_experts(study)
     section = yaml.safe_load(result.files["acc.yaml"])["deepspeed_config"]
     assert section["deepspeed_moe_layer_cls_names"] == "Qwen3MoeSparseMoeBlock"
     assert "set_z3_leaf_modules" not in "\n".join(result.notes)
-    older = accelerate.export(dataclasses.replace(request, target_version="0.29.0"))
-    assert "deepspeed_moe_layer_cls_names" not in older.files["acc.yaml"]
-    assert any("set_z3_leaf_modules" in note for note in older.notes)
+    assert result.checked_with is not None
+
+
+def test_an_older_accelerate_has_no_field_for_experts(study: StudyBuilder, unasked: None) -> None:
+    result = of_experts(study, "0.29.0")
+    assert "deepspeed_moe_layer_cls_names" not in result.files["acc.yaml"]
+    assert any("set_z3_leaf_modules" in note for note in result.notes)
 
 
 def test_text_stays_text_and_numbers_are_not_quoted(study: StudyBuilder, unasked: None) -> None:
@@ -203,6 +209,16 @@ def test_several_machines_and_one_process(study: StudyBuilder, unasked: None) ->
     one = Topology(processes=1, device="cuda", devices_per_node=1)
     data = yaml.safe_load(exported(study, "ddp", topology=one).files["acc.yaml"])
     assert exactness.same(data["distributed_type"], "NO")
+
+
+def test_deepspeed_on_several_machines_needs_no_ssh(study: StudyBuilder) -> None:
+    """Accelerate's own default is pdsh with a hostfile, which the notes do not speak of."""
+    topology = Topology(processes=4, device="cuda", devices_per_node=2, nodes=2)
+    result = exported(study, "zero3", topology=topology)
+    section = yaml.safe_load(result.files["acc.yaml"])["deepspeed_config"]
+    assert section["deepspeed_multinode_launcher"] == "standard"
+    assert result.checked_with is not None
+    assert any("machine_rank" in note for note in result.notes)
 
 
 def test_a_group_size_is_said_by_the_code_only(study: StudyBuilder, unasked: None) -> None:
