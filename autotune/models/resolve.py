@@ -14,7 +14,7 @@ from autotune.contract.plan import Model
 from autotune.errors import InputError
 from autotune.models.checkpoint import check_weights
 from autotune.models.family import find_family
-from autotune.models.hidden_size import hidden_size
+from autotune.models.hidden_size import OF_FAMILY, hidden_size
 from autotune.models.hub import download
 from autotune.models.presets import PRESETS
 
@@ -75,7 +75,7 @@ def _hidden_size_from(config: dict[str, Any], completed: Mapping[str, Any]) -> s
         size, field = hidden_size(config)
         if size == completed["hidden_size"]:
             return field
-    return "the default of the family"
+    return OF_FAMILY
 
 
 def read_config(folder: Path) -> dict[str, Any]:
