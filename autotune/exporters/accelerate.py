@@ -25,7 +25,7 @@ import yaml
 from autotune.backends.base import backend_of
 from autotune.contract.plan import CommandWorkload, Plan
 from autotune.errors import InputError, NothingToExportError
-from autotune.exporters import accelerate_code, deepspeed, exactness
+from autotune.exporters import accelerate_code, deepspeed, exactness, trainer_work
 from autotune.exporters.accelerate_check import check_in_accelerate
 from autotune.exporters.base import ExportRequest, ExportResult
 
@@ -234,8 +234,13 @@ def _ddp(request: ExportRequest, name: str) -> _Part:
             "kwargs_handlers' and 'Accelerator(kwargs_handlers=kwargs_handlers())' give the "
             f"measured ones ({', '.join(f'{key}={value}' for key, value in said.items())})",
             *_batch_notes(plan, code),
+            *trainer_work.checkpointing(plan),
         ),
-        losses=(*_token_losses(plan), *(f"ddp.{key}={measured[key]}" for key in unsaid)),
+        losses=(
+            *_token_losses(plan),
+            *_autocast_losses(plan),
+            *(f"ddp.{key}={measured[key]}" for key in unsaid),
+        ),
     )
 
 
@@ -303,7 +308,8 @@ def _check_notes(request: ExportRequest, version: str | None) -> tuple[str, ...]
 def _batch_notes(plan: Plan, code: str) -> tuple[str, ...]:
     notes = [
         f"batch size, accumulation, optimizer and clipping are your script's: {code}.py holds the "
-        "measured ones as constants"
+        "measured ones as constants",
+        *trainer_work.batching(plan),
     ]
     if plan.config.get("workload.max_tokens") is not None:
         notes.append(
@@ -316,6 +322,13 @@ def _batch_notes(plan: Plan, code: str) -> tuple[str, ...]:
 def _token_losses(plan: Plan) -> tuple[str, ...]:
     by_tokens = plan.config.get("workload.max_tokens") is not None
     return ("the cut of the global batch by tokens",) if by_tokens else ()
+
+
+def _autocast_losses(plan: Plan) -> tuple[str, ...]:
+    """What accelerate's bf16 is not under DDP (``backends/ddp.py``)."""
+    if _mixed_precision(plan) == "no":
+        return ()
+    return ("bf16 copies of all weights, of which accelerate's autocast keeps norms in float32",)
 
 
 def layer_class(family: str) -> str | None:

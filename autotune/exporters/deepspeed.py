@@ -22,7 +22,7 @@ from autotune.backends.base import backend_of
 from autotune.contract.command import PARAM, placeholders, text_of
 from autotune.contract.plan import CommandWorkload, Plan
 from autotune.errors import EnvironmentFault, InputError, NothingToExportError
-from autotune.exporters import exactness
+from autotune.exporters import exactness, trainer_work
 from autotune.exporters.base import ExportRequest, ExportResult
 
 _BACKENDS: Final = ("zero3", "deepspeed")
@@ -63,7 +63,7 @@ def export(request: ExportRequest) -> ExportResult:
     by_tokens = plan.config.get("workload.max_tokens") is not None
     return ExportResult(
         files={request.file_name: text},
-        notes=_notes(request, version),
+        notes=_notes(request, rendered, version),
         adaptations=() if by_tokens or is_command else (_ACCUMULATION,),
         losses=_arguments(plan) if is_command else _losses(plan, rendered),
         checked_with=None if version is None else f"deepspeed {version}",
@@ -115,28 +115,17 @@ def _compare_with_run(request: ExportRequest, rendered: Mapping[str, Any]) -> No
             )
 
 
-def _notes(request: ExportRequest, version: str | None) -> tuple[str, ...]:
+def _notes(
+    request: ExportRequest, rendered: Mapping[str, Any], version: str | None
+) -> tuple[str, ...]:
     plan, notes = request.plan, []
     max_tokens = plan.config.get("workload.max_tokens")
-    batching = plan.config.get("workload.batching")
     if max_tokens is not None:
         notes.append(
             f"the measured cut by max_tokens={max_tokens} cannot be said in this JSON: its batch "
             "sizes take one row at a time; let your trainer cut micro-steps by tokens"
         )
-    if batching == "packed":
-        notes.append(
-            f"batching: packed into rows of {max_tokens} tokens is done by your trainer's "
-            "collator, which must pass position ids that restart at each sample, and no mask"
-        )
-    elif batching not in (None, "padded"):
-        notes.append(f"batching: {batching} is done by your trainer's sampler, not by this JSON")
-    checkpointing = plan.config.get("workload.activation_checkpointing")
-    if checkpointing not in (None, "none"):
-        notes.append(
-            f"activation checkpointing ({checkpointing}) is switched on in the model "
-            "(gradient_checkpointing_enable), not by this JSON"
-        )
+    notes += [*trainer_work.batching(plan), *trainer_work.checkpointing(plan)]
     if plan.config.get(f"{plan.backend}.offload_optimizer", "none") != "none":
         notes.append(
             "offloaded state is stepped by torch's AdamW on the CPU, as measured; without "
@@ -149,6 +138,10 @@ def _notes(request: ExportRequest, version: str | None) -> tuple[str, ...]:
             f"experts are gathered as a whole: call set_z3_leaf_modules(model, {leaves}) of "
             "deepspeed.utils before the engine starts, as the measured trial did"
         )
+    if not isinstance(plan.workload, CommandWorkload):
+        arguments = trainer_work.training_arguments(rendered)
+        said = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+        notes.append(f"transformers' Trainer takes the file only beside TrainingArguments({said})")
     if version is None:
         notes.append("deepspeed is not installed here, so the file was not loaded by it")
     return tuple(notes)

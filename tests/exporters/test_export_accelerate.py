@@ -155,7 +155,8 @@ def test_fsdp2_in_accelerates_own_names_and_accelerate_agrees(study: StudyBuilde
 
 def test_ddp_is_multi_gpu_with_its_arguments_beside_it(study: StudyBuilder, tmp_path: Path) -> None:
     config = {"ddp.bucket_cap_mb": 50, "ddp.gradient_as_bucket_view": True, "ddp.other": 1}
-    result = exported(study, "ddp", config=config)
+    fp32 = dataclasses.replace(BF16, compute="fp32")
+    result = exported(study, "ddp", config=config, precision=fp32)
     data = yaml.safe_load(result.files["acc.yaml"])
     assert data["distributed_type"] == "MULTI_GPU"
     assert data["num_processes"] == 2
@@ -173,6 +174,23 @@ def test_ddp_is_multi_gpu_with_its_arguments_beside_it(study: StudyBuilder, tmp_
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("backend", ["ddp", "fsdp2"])
+def test_what_the_script_has_to_do_is_said(
+    study: StudyBuilder, unasked: None, backend: str
+) -> None:
+    """Batching is the data loader's; DDP's checkpointing and bf16 are in neither file."""
+    work = {"workload.batching": "sorted", "workload.activation_checkpointing": "full"}
+    result = exported(study, backend, config=work)
+    notes = " ".join(result.notes)
+    assert "batching: sorted" in notes
+    assert ("activation checkpointing (full)" in notes) is (backend == "ddp")
+    assert any("autocast" in loss for loss in result.losses) is (backend == "ddp")
+    packed = {"workload.batching": "packed", "workload.max_tokens": 4096}
+    notes = " ".join(exported(study, backend, config=packed).notes)
+    assert "rows of 4096 tokens" in notes
+    assert "position ids" in notes
 
 
 def test_several_machines_and_one_process(study: StudyBuilder, unasked: None) -> None:
