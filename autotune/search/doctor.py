@@ -216,16 +216,19 @@ def _backends(findings: Findings) -> list[Check]:
                 data={"usable": error is None},
             )
         )
+    wrong: dict[tuple[str, str, str], list[str]] = {}
     for name in registry.names("backends"):
-        checks += [
-            Check(
-                name="known-bad versions",
-                state="failed",
-                text=f"{bad.package} {bad.version} with {name}: {bad.reason}",
-                hint=f"pip install --upgrade {bad.package}",
-            )
-            for bad in known_bad(name)
-        ]
+        for bad in known_bad(name):
+            wrong.setdefault((bad.package, bad.version, bad.reason), []).append(name)
+    checks += [
+        Check(
+            name="known-bad versions",
+            state="failed",
+            text=f"{package} {version} with {' and '.join(names)}: {reason}",
+            hint=f"pip install --upgrade {package}",
+        )
+        for (package, version, reason), names in wrong.items()
+    ]
     if not usable:
         checks.append(
             Check(name="backends", state="failed", text="none of the backends can be imported here")
