@@ -160,7 +160,7 @@ def build(settings: dict[str, Any], plan: Plan, rank: RankContext) -> DdpEngine:
     source = WeightSource.of(plan.workload.model, module)
     if plan.config.get("workload.activation_checkpointing", "none") == "full":
         checkpointing.enable_full(module)
-    _fill(module, source, rank.device)
+    _fill(module, source, rank)
     copy = None
     if settings["precision"]["bf16_copy"]:
         copy = ComputeCopy(module, TORCH_DTYPES[settings["precision"]["compute_dtype"]])
@@ -174,18 +174,19 @@ def build(settings: dict[str, Any], plan: Plan, rank: RankContext) -> DdpEngine:
     return DdpEngine(wrapped, copy, settings)
 
 
-def _fill(module: nn.Module, source: WeightSource, device: torch.device) -> None:
+def _fill(module: nn.Module, source: WeightSource, rank: RankContext) -> None:
     """Replace what lies on the meta device by by-name values; tied weights stay one parameter."""
     made: dict[str, nn.Parameter] = {}
     for name, parameter in list(module.named_parameters(remove_duplicate=False)):
         canonical = source.canonical[name]
         if canonical not in made:
-            values = source.tensor(name, parameter.shape, device=device).to(parameter.dtype)
+            values = source.tensor(name, parameter.shape, device=rank.device).to(parameter.dtype)
+            rank.beat()
             made[canonical] = nn.Parameter(values, requires_grad=parameter.requires_grad)
         path, _, short = name.rpartition(".")
         module.get_submodule(path)._parameters[short] = made[canonical]
     for owner in module.modules():
         for short, buffer in owner.named_buffers(recurse=False):
-            owner._buffers[short] = torch.empty_like(buffer, device=device)
+            owner._buffers[short] = torch.empty_like(buffer, device=rank.device)
     with torch.no_grad():
         rebuild_buffers(module)

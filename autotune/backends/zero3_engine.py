@@ -195,6 +195,7 @@ def _partition(module: nn.Module, config: dict[str, Any], plan: Plan, rank: Rank
     first: Any = None
     for name, meta in list(module.named_parameters()):
         values = source.tensor(name, tuple(meta.shape), device=rank.device).to(dtype)
+        rank.beat()
         parameter = nn.Parameter(values, requires_grad=meta.requires_grad)
         places = owners[id(meta)]
         for owner, leaf in places:

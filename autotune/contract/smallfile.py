@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import stat
@@ -44,8 +45,34 @@ def read_object(path: Path, limit: int) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Beat:
+    """How far a rank has come. Two that are equal mean that it has not moved in between."""
+
+    phase: Phase = "launch"
+    iteration: int = 0
+    """Iterations completed."""
+    steps: int = 0
+    """Signs of progress: micro-steps, iterations, parameters made. Only ever grows."""
+
+    @property
+    def progress(self) -> tuple[int, int, int]:
+        """Larger for a rank that is further on."""
+        return PHASES.index(self.phase), self.iteration, self.steps
+
+
+def read_beat(heartbeat: Path) -> Beat:
+    """Return what a heartbeat file says; the very beginning when it says nothing."""
+    data = read_object(heartbeat, MAX_HEARTBEAT_BYTES) or {}
+    named = data.get("phase")
+    phase = next((phase for phase in PHASES if phase == named), None)
+    if phase is None:
+        return Beat()
+    counts = [data.get(name) for name in ("iteration", "steps")]
+    iteration, steps = (count if isinstance(count, int) else 0 for count in counts)
+    return Beat(phase=phase, iteration=iteration, steps=steps)
+
+
 def read_phase(heartbeat: Path) -> Phase:
     """Return the phase that a heartbeat file names; ``launch`` when it says nothing."""
-    data = read_object(heartbeat, MAX_HEARTBEAT_BYTES)
-    named = None if data is None else data.get("phase")
-    return next((phase for phase in PHASES if phase == named), "launch")
+    return read_beat(heartbeat).phase

@@ -14,10 +14,11 @@ MIN_INTERVAL_S: Final = 1.0
 
 
 class Heartbeat:
-    """Writes ``heartbeat-N.json``: phase, ``time.time()``, iterations completed.
+    """Writes ``heartbeat-N.json``: phase, ``time.time()``, iterations completed, steps.
 
-    It is advice for the watchdog, not a record: written aside and renamed, but not synced to the
-    disk, and a full disk is left for the record to report.
+    ``steps`` counts every sign of progress, so that the watchdog can tell a rank that is slow
+    from one that stands still. The file is advice for the watchdog, not a record: written aside
+    and renamed, but not synced to the disk, and a full disk is left for the record to report.
     """
 
     def __init__(self, path: Path) -> None:
@@ -26,6 +27,7 @@ class Heartbeat:
         self._entered = time.perf_counter()
         self.phase: Phase = "launch"
         self.iteration = 0
+        self.steps = 0
         self.phase_s: dict[str, float] = {}
 
     def enter(self, phase: Phase) -> None:
@@ -37,6 +39,11 @@ class Heartbeat:
     def beat(self, iteration: int) -> None:
         """Say that ``iteration`` iterations are done; writes at most once a second."""
         self.iteration = iteration
+        self.pulse()
+
+    def pulse(self) -> None:
+        """Say that this rank has moved, by a micro-step or a parameter made; as :meth:`beat`."""
+        self.steps += 1
         if time.monotonic() - self._written >= MIN_INTERVAL_S:
             self._write()
 
@@ -52,7 +59,8 @@ class Heartbeat:
 
     def _write(self) -> None:
         self._written = time.monotonic()
-        text = json.dumps({"phase": self.phase, "at": time.time(), "iteration": self.iteration})
+        said = {"phase": self.phase, "at": time.time(), "iteration": self.iteration}
+        text = json.dumps(said | {"steps": self.steps})
         temporary = self._path.with_name(f".{self._path.name}.tmp")
         try:
             temporary.write_text(text, encoding="utf-8")

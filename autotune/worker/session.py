@@ -97,6 +97,7 @@ class _Session:
         from autotune.worker.measure import Meter
         from autotune.worker.step import Stepper
 
+        self._heart.pulse()  # a cold rank has imported its libraries until here
         place = _prepare(plan, self._rank)
         rendezvous.init_process_group(plan, self._rank, folder=self._folder.path)
         _compare_digests(plan, place.device)
@@ -105,7 +106,12 @@ class _Session:
 
         self._heart.enter("build")
         backend = backend_of(plan.backend)
-        context = RankContext(rank=self._rank, local_rank=place.local_rank, device=place.device)
+        context = RankContext(
+            rank=self._rank,
+            local_rank=place.local_rank,
+            device=place.device,
+            beat=self._heart.pulse,
+        )
         engine: Engine = backend.build(plan, context)
         family = family_of(plan.workload.model.family)
         vocabulary = family.vocab_size(plan.workload.model.config)
@@ -122,6 +128,7 @@ class _Session:
             stream=stream,
             processes=plan.topology.processes,
             device=place.device,
+            moved=self._heart.pulse,
         )
         if plan.schedule.batching == "packed":
             self._heart.enter("check")

@@ -115,6 +115,7 @@ class Bench:
         return status, folder
 
 
-def open_bench(path, *, warm):
+def open_bench(path, *, warm, **options):
     study = StudyFolder(path)
-    return Bench(LocalLauncher(study, 2, "cpu", warm, entry="scripted_ranks:run_rank"), study)
+    launcher = LocalLauncher(study, 2, "cpu", warm, entry="scripted_ranks:run_rank", **options)
+    return Bench(launcher, study)

@@ -92,6 +92,39 @@ def do_phase(folder, rank, phase, seconds):
     return 0
 
 
+def do_moving(folder, rank, phase, moves, every, then=0.0):
+    """Move slowly, a step now and then; afterwards stand still for ``then`` seconds."""
+    path = folder / f"heartbeat-{rank}.json"
+    for step in range(moves):
+        said = {"phase": phase, "at": time.time(), "iteration": 0, "steps": step}
+        path.with_suffix(".tmp").write_text(json.dumps(said))
+        path.with_suffix(".tmp").replace(path)
+        time.sleep(every)
+    time.sleep(then)
+    return 0
+
+
+def do_leave_group(folder, rank):
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    (folder / "left-group").touch()
+    time.sleep(600)
+    return 0
+
+
+def do_stop_server(folder, rank, number):
+    os.kill(os.getppid(), number)
+    time.sleep(600)
+    return 0
+
+
+def do_cache_folders(folder, rank):
+    names = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TILELANG_CACHE_DIR")
+    seen = {name: os.environ[name] for name in (*names, "TORCH_EXTENSIONS_DIR")}
+    (folder / f"caches-{rank}.json").write_text(json.dumps(seen))
+    return 0
+
+
 def do_failed_record(folder, rank):
     (folder / f"rank-{rank}.json").write_text(json.dumps({"status": "failed"}))
     time.sleep(600)
@@ -127,6 +160,7 @@ def do_describe(folder, rank):
 
     getenv = ctypes.CDLL(None).getenv
     getenv.restype = ctypes.c_char_p
+    imported = sys.modules.get("settings_at_import")
     names = ("RANK", "MARKED_BY_TEST", "FSDP_VERSION", "PYTORCH_NVML_BASED_CUDA_CHECK")
     c_view = {name: getenv(name.encode()) for name in names}
     links = {}
@@ -146,6 +180,8 @@ def do_describe(folder, rank):
         "argv": sys.argv,
         "sigterm_is_default": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
         "threads": len(list(Path("/proc/self/task").iterdir())),
+        "seen_at_import": getattr(imported, "SEEN", None),
+        "server": os.getppid(),
     }
     (folder / f"described-{rank}.json").write_text(json.dumps(data))
     return 0

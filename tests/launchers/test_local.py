@@ -89,6 +89,34 @@ def test_a_phase_that_passes_its_deadline_is_a_hang_and_leaves_its_stack(bench):
         assert "do_phase" in folder.log_file(1).read_text()
 
 
+def test_a_slow_rank_whose_heartbeat_moves_is_no_hang(bench):
+    status, _ = bench.run(["moving", "build", 8, 0.25], phase_s={"build": 1.5})
+    assert status.stopped_for is None
+    assert exits(status) == [(0, None)]
+
+
+def test_the_rank_that_came_least_far_is_the_one_that_hangs(bench):
+    status, _ = bench.run(
+        ["moving", "measure", 3, 0.1, 600],
+        ["moving", "measure", 2, 0.1, 600],
+        phase_s={"measure": 1.0},
+    )
+    assert (status.stopped_for, status.stopped_rank) == ("hang", 1)
+    assert status.stopped_limit_s == 1.0
+
+
+def test_a_rank_that_ends_as_if_all_were_well_but_left_no_record_ends_its_peers(bench):
+    status, _ = bench.run(["exit", 0], ["sleep", 600])
+    assert status.stopped_for == "peer_failed"
+
+
+def test_a_rank_that_left_its_process_group_is_ended_too(bench):
+    job, folder = bench.submit(["leave_group"], ["sleep", 600])
+    wait_for(lambda: (folder.path / "left-group").exists(), "the rank's own session")
+    bench.launcher.cancel(job)
+    assert not any(psutil.pid_exists(pid) for pid in rank_pids(folder))
+
+
 def test_a_trial_without_heartbeat_is_in_its_launch_phase(bench):
     status, _ = bench.run(["sleep", 600], phase_s={"launch": 0.5})
     assert (status.stopped_for, status.phase) == ("hang", "launch")
