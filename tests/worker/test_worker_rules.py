@@ -13,8 +13,8 @@ from autotune.analysis.timing import Interval
 from autotune.backends.base import IncompatibleConfigError
 from autotune.contract import hostmemory
 from autotune.contract.outcome import ReadBack
-from autotune.contract.smallfile import Beat, read_beat
 from autotune.contract.plan import Racing
+from autotune.contract.smallfile import Beat, read_beat
 from autotune.errors import EnvironmentFault
 from autotune.worker import attestation, failures, memory, timing
 from autotune.worker.heartbeat import Heartbeat
