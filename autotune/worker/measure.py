@@ -117,10 +117,14 @@ class Meter:
         self.peak_timed = self._memory.peak_bytes()
 
     def probe(self) -> None:
-        """Run the worst-case micro-step for its memory, unless every rank ran it timed."""
+        """Run the worst-case micro-step for its memory.
+
+        It is left out where every rank ran it timed, and after a trial that was stopped because
+        it is too slow: whether that one fits decides nothing.
+        """
         self._heart.enter("probe")
         gc.enable()
-        if self._plan.schedule.meets_worst_case:
+        if self._plan.schedule.meets_worst_case or self.status == "stopped_early":
             self.peak_worst = self.peak_timed
             return
         self._memory.reset()
