@@ -94,6 +94,7 @@ def act(folder: Path, name: str, variant: str) -> None:
         run_out(variant)
     elif name == "server":
         os.kill(os.getppid(), getattr(signal, variant))
+        hang("asleep")  # or the trial would end well before its server is missed
     elif name == "grandchild":
         leave_grandchildren(folder)
         if variant == "raise":

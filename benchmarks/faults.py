@@ -74,7 +74,7 @@ FAULTS: dict[str, dict[str, str | None]] = {
 RARE = ("silent exit", "server lost", "none")
 """Beside the faults that are asked for: a quarter as often."""
 STANDSTILL_S = 5.0
-SILENCE_S = 5.0
+SILENCE_S = 3.0
 WITHIN_S = 10.0
 
 
