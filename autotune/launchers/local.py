@@ -28,7 +28,7 @@ from autotune import registry
 from autotune.contract import jsonfile, processes, protocol, smallfile
 from autotune.contract.failures import PHASES, Phase
 from autotune.contract.folder import AttemptFolder, StudyFolder
-from autotune.contract.plan import Plan
+from autotune.contract.plan import CommandWorkload, Plan
 from autotune.errors import EnvironmentFault
 from autotune.launchers import environment as environments
 from autotune.launchers.base import JobStatus, RankExit
@@ -37,6 +37,8 @@ from autotune.launchers.server_process import PACKAGE_ROOT, ServerLostError, Ser
 
 ENTRY: Final = "autotune.worker.session:run_rank"
 COLD_ENTRY: Final = "autotune.worker"
+COMMAND_ENTRY: Final = "autotune.worker.command"
+"""The one process that autotune starts for a command; it imports no engine, so it starts cold."""
 START_LIMIT_S: Final = 300.0
 """For the server's imports: about 15 s on a GPU host, much more from a cold network disk."""
 SILENCE_S: Final = 30.0
@@ -70,7 +72,7 @@ class _Job:
 
     @property
     def num_ranks(self) -> int:
-        return self.plan.topology.processes
+        return self.plan.num_launched
 
 
 class LocalLauncher:
@@ -213,11 +215,13 @@ class LocalLauncher:
     def _kind_for(self, plan: Plan) -> ServerKind:
         # A value that a preloaded library has already read would not take effect in a fork.
         settings = tuple(environments.read_at_import(plan).items())
-        return ServerKind(self._warm and not environments.needs_interpreter(plan), settings)
+        cold = isinstance(plan.workload, CommandWorkload) or environments.needs_interpreter(plan)
+        return ServerKind(self._warm and not cold, settings)
 
     def _run(self, job: str, entry: _Job) -> protocol.Run:
         """Return the command that starts the job on a server of its kind."""
         plan = entry.plan
+        is_command = isinstance(plan.workload, CommandWorkload)
         shared, dropped = environments.child_environment(os.environ, plan, cores=_usable_cores())
         shared, own = self._pool.slot(entry.kind.settings).for_ranks(shared)
         shared = environments.with_package(shared, PACKAGE_ROOT)
@@ -227,7 +231,7 @@ class LocalLauncher:
             folder=str(entry.folder.path),
             processes=entry.num_ranks,
             environment=shared,
-            entry=self._entry_for(entry.kind.warm),
+            entry=COMMAND_ENTRY if is_command else self._entry_for(entry.kind.warm),
             total_s=plan.deadlines.total_s,
             phase_s=plan.deadlines.phase_s,
             rank_folders=own,

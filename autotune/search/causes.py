@@ -13,7 +13,7 @@ from autotune.contract import errortexts, smallfile
 from autotune.contract.failures import FailureKind, Phase
 from autotune.contract.folder import AttemptFolder
 from autotune.contract.outcome import Failure, RankError, RankRecord
-from autotune.contract.plan import Plan
+from autotune.contract.plan import CommandWorkload, Plan
 from autotune.launchers.base import JobStatus, RankExit
 
 LOG_TAIL_BYTES: Final = 4000
@@ -28,6 +28,8 @@ STEPPING: Final = ("check", "warmup", "measure", "probe")
 
 _ALLOCATION_FAULTS: Final = (signal.SIGABRT, signal.SIGBUS)
 """How a process ends whose allocation failed in C++, or whose shared memory ran out."""
+_BEFORE_STEPS: Final = ("launch", "init", "build")
+"""Phases of a command that has reported no step."""
 _FAULTS: Final = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 
@@ -170,14 +172,18 @@ def _stopped(
     rank = silent[0] if status.stopped_rank is None else status.stopped_rank
     beat = smallfile.read_beat(folder.heartbeat_file(rank))
     limit = plan.deadlines.total_s
+    kind: FailureKind
     if status.stopped_for == "hang":
         limit = status.stopped_limit_s or plan.deadlines.phase_s.get(status.phase, limit)
-        kind: FailureKind = "hang"
+        kind = "hang"
         reason = f"phase {status.phase} did not end within {limit:g} s"
         if status.stopped_rank is not None:
             reason = f"rank {rank} did not move for {limit:g} s in phase {beat.phase}"
             if beat.iteration:
                 reason += f", after {beat.iteration} iterations"
+    elif isinstance(plan.workload, CommandWorkload) and status.phase in _BEFORE_STEPS:
+        kind = "hang"
+        reason = f"the command reported no step within {limit:g} s"
     else:
         kind = "timeout"
         reason = f"no result within {limit:g} s (it was in phase {status.phase})"

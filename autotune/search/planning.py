@@ -11,6 +11,7 @@ from autotune.backends.base import Refusal, backend_of
 from autotune.contract.plan import (
     Batching,
     CheckPoint,
+    CommandWorkload,
     Deadlines,
     Measuring,
     Numerics,
@@ -68,16 +69,15 @@ def measuring(topology: Topology) -> Measuring:
     return GPU_MEASURING if topology.device == "cuda" else CPU_MEASURING
 
 
-def numerics(precision: Precision, reference: tuple[CheckPoint, ...]) -> Numerics:
+def numerics(precision: Precision | None, reference: tuple[CheckPoint, ...]) -> Numerics:
     """Tolerances by precision (DESIGN.md, "Numerics").
 
     Before any update the backends agree to 3e-7 in float32 and, with rounded weights and float32
     reduction, to 1e-5 in bf16; other cuts of the batch move bf16's rounding by up to 5e-3 in the
     norm, and the order in which a kernel sums float32 squares moved a norm by 5e-6. Wrong
-    gradient scaling is off by whole factors.
+    gradient scaling is off by whole factors. A command that states no precision may use bf16.
     """
-    formats = (precision.compute, precision.master, precision.accumulate, precision.reduce)
-    if "bf16" in formats:
+    if precision is None or "bf16" in dataclasses.astuple(precision):
         return Numerics(
             reference=reference,
             first_loss_tolerance=2e-3,
@@ -113,7 +113,7 @@ class Planner:
     study: str
     space: SearchSpace
     """Bound to ``topology``."""
-    workload: Workload
+    workload: CommandWorkload | Workload
     topology: Topology
     _schedules: dict[tuple[Any, ...], Schedule | str] = dataclasses.field(default_factory=dict)
 
@@ -150,9 +150,17 @@ class Planner:
             topology=self.topology,
             measuring=dataclasses.replace(measuring(self.topology), racing=racing),
             numerics=numerics(self.workload.precision, reference),
-            deadlines=deadlines(self.space.search.max_trial_time_s),
+            deadlines=self._deadlines(),
             memory_margin_share=self.space.search.memory_margin_share,
         )
+
+    def _deadlines(self) -> Deadlines:
+        made = deadlines(self.space.search.max_trial_time_s)
+        if not isinstance(self.workload, CommandWorkload):
+            return made
+        # What a command does before its first step cannot be seen: only the whole limits it.
+        kept = {name: limit for name, limit in made.phase_s.items() if name != "build"}
+        return dataclasses.replace(made, phase_s=kept)
 
     @functools.cached_property
     def baseline_params(self) -> dict[str, Any]:
@@ -161,14 +169,18 @@ class Planner:
 
     def refusal(self, config: Config) -> Refusal | None:
         """Why ``config`` is known not to run here, without a launch; ``None`` if it may."""
+        if isinstance(self.workload, CommandWorkload):
+            return None  # what its program refuses, only its program knows
         schedule = self._schedule(config)
         if isinstance(schedule, str):
             return Refusal(about="workload.global_batch", reason=schedule)
         backend = backend_of(config.backend)
         return backend.validate(config.values, self.workload, self.topology)
 
-    def _schedule(self, config: Config) -> Schedule | str:
-        """The cut of the batches, or why there is none."""
+    def _schedule(self, config: Config) -> Schedule | str | None:
+        """The cut of the batches, or why there is none; ``None`` for a command."""
+        if isinstance(self.workload, CommandWorkload):
+            return None
         batching: Batching = config.values["workload.batching"]
         cut = (
             batching,

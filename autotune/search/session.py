@@ -15,7 +15,7 @@ from autotune import registry
 from autotune.contract import jsonfile
 from autotune.contract.duration import seconds_text
 from autotune.contract.folder import StudyFolder
-from autotune.contract.plan import Topology
+from autotune.contract.plan import CommandWorkload, Topology
 from autotune.errors import InterruptedSearch
 from autotune.launchers.base import Launcher
 from autotune.search import history
@@ -30,6 +30,7 @@ from autotune.search.preflight import Prepared, prepare
 from autotune.search.projection import Projection
 from autotune.search.request import SearchRequest, SearchResult
 from autotune.search.resume import begin, go_on
+from autotune.space.model import CommandSpec
 from autotune.space.search_space import SearchSpace
 from autotune.store.database import Store, default_url
 from autotune.store.lock import hold
@@ -190,6 +191,8 @@ def _study_lock(folder: StudyFolder) -> Iterator[None]:
 
 def _with_own_data(prepared: Prepared) -> Prepared:
     """Copy the tokens of a data set from the staging folder into the study's own."""
+    if isinstance(prepared.workload, CommandWorkload):
+        return prepared
     staged = prepared.workload.samples.token_file
     if staged is None:
         return prepared
@@ -213,9 +216,10 @@ def _with_own_data(prepared: Prepared) -> Prepared:
 
 def _local(folder: StudyFolder, topology: Topology, space: SearchSpace) -> Launcher:
     local = registry.load("launchers", "local")
+    warm = not isinstance(space.workload, CommandSpec)  # a command imports its libraries itself
     return cast(
         "Launcher",
-        local(folder, topology.processes, topology.device, backends=space.backends),
+        local(folder, topology.processes, topology.device, warm, backends=space.backends),
     )
 
 
