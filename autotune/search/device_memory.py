@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import os
 import pwd
+import threading
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -57,7 +58,7 @@ class DeviceMemory:
         uuids: Collection[str] = (),
         *,
         read: Callable[[], tuple[Gpu, ...]] = gpus,
-        wait: Callable[[float], bool] = lambda seconds: bool(time.sleep(seconds)),
+        wait: Callable[[float], bool] = lambda seconds: threading.Event().wait(seconds),
         settle_s: float = SETTLE_S,
     ) -> None:
         self._uuids = frozenset(uuids)
