@@ -84,6 +84,8 @@ class RankMeasurement:
     read_back: dict[str, ReadBack]
     implementations: dict[str, str]
     """Layer type to the implementation that is bound in the live model."""
+    backward: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Layer type to the autograd functions that ran in its backward, views left out."""
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -160,6 +162,7 @@ class Measurement:
     final_loss: float | None
     read_back: dict[str, ReadBack]
     implementations: dict[str, str]
+    backward: dict[str, str] = dataclasses.field(default_factory=dict)
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -40,16 +40,6 @@ class Qwen35Family(causal_lm.CausalLmFamily):
     def flops_per_token(self, config: Mapping[str, Any], lengths: Sequence[int]) -> float:
         return qwen3_5_shape.flops_per_token(config, lengths)
 
-    def mixers(self, module: torch.nn.Module) -> Sequence[tuple[str, torch.nn.Module]]:
-        found: list[tuple[str, torch.nn.Module]] = []
-        for layer in self.layers(module):
-            part: Any = layer
-            if hasattr(part, "linear_attn"):
-                found.append(("linear attention", part.linear_attn))
-            else:
-                found.append(("attention", part.self_attn))
-        return found
-
     def packing_refusal(self, config: Mapping[str, Any]) -> str | None:
         """Position ids separate samples in attention only; the recurrent state runs through.
 

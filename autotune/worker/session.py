@@ -79,6 +79,7 @@ class _Session:
         from autotune.data.stream import TokenStream
         from autotune.models.family import family_of
         from autotune.worker import attestation, leaks, memory, rendezvous
+        from autotune.worker.gradients import GradientWatch
         from autotune.worker.measure import Meter
         from autotune.worker.step import Stepper
 
@@ -119,7 +120,10 @@ class _Session:
             self._heart.enter("check")
             leaks.require_no_leak(plan, family, engine, place.device)
         meter = Meter(plan, stepper, meter_memory, place.device, self._heart)
-        meter.check()
+        gradients = GradientWatch(family, engine.module)
+        meter.check(gradients.watching())
+        gradients.require_gradients()
+        attestation.require_same_kernels(plan, family.implementations(engine.module))
         read_back |= attestation.read_schedule(plan, stream, self._rank)
         attestation.require_in_effect(plan, read_back, owners={"workload"})
         meter.warm_up()
@@ -135,7 +139,8 @@ class _Session:
             meter,
             limit=meter_memory.limit_bytes,
             read_back=read_back,
-            implementations=attestation.implementations(family, engine),
+            implementations=dict(family.implementations(engine.module)),
+            backward=gradients.backward(),
             notes=notes,
         )
         _tear_down(engine)
@@ -228,6 +233,7 @@ def _measurement(
     limit: int,
     read_back: dict[str, ReadBack],
     implementations: dict[str, str],
+    backward: dict[str, str],
     notes: dict[str, Any],
 ) -> RankMeasurement:
     return RankMeasurement(
@@ -243,6 +249,7 @@ def _measurement(
         compile_s=meter.compile_s,
         read_back=read_back,
         implementations=implementations,
+        backward=backward,
         notes=notes,
     )
 

@@ -8,7 +8,7 @@ import os
 from scripted import Act, Bench, by_micro_batch
 
 from autotune.contract.nvml import Gpu, GpuProcess
-from autotune.search import history
+from autotune.search import history, launching
 from autotune.search.device_memory import DeviceMemory
 from autotune.search.interrupts import Interrupts
 from autotune.search.launching import Runner
@@ -93,9 +93,10 @@ def test_running_out_of_memory_beside_another_program_is_the_machines_failure(
     original = Runner.__init__
 
     def init(self, **arguments) -> None:
-        original(self, **arguments | {"devices": lambda: memory(driver), "back_off_s": 0.0})
+        original(self, **arguments | {"devices": lambda: memory(driver)})
 
     monkeypatch.setattr(Runner, "__init__", init)
+    monkeypatch.setattr(launching, "BACK_OFF_S", 0.0)
     failing = iter([True])
 
     def script(plan) -> Act:

@@ -16,9 +16,10 @@ from autotune.launchers.base import JobStatus, RankExit
 from autotune.search.judging import judge
 
 
-@pytest.fixture
-def plan(bench: Bench) -> Plan:
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     """A real plan: the baseline's."""
+    bench = Bench(tmp_path_factory.mktemp("bench"))
     bench.search(lambda plan: Act(), trials=1)
     assert bench.launcher is not None
     return bench.launcher.plans[0]
@@ -359,6 +360,15 @@ def test_value_not_in_effect_on_one_rank(plan: Plan, folder: AttemptFolder) -> N
     assert outcome.failure is not None
     assert "zero3.reduce_bucket_size" in outcome.failure.reason
     assert outcome.failure.rank == 1
+
+
+def test_what_is_not_set_need_not_be_read_back(plan: Plan, folder: AttemptFolder) -> None:
+    """The baseline is cut by rows where the space tunes max_tokens, and the other way round."""
+    config = {**plan.config, "workload.max_tokens": None}
+    verify = (*plan.verify, "workload.max_tokens")
+    unset = dataclasses.replace(plan, config=config, verify=verify)
+    write(folder, unset, Act(), Act())
+    assert judge(unset, folder, status()).state == "complete"
 
 
 def test_gradient_norm_is_compared_with_the_baselines(plan: Plan, folder: AttemptFolder) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 def _wrap_build(change: Any) -> None:
     """Run ``change(engine)`` after the backend has built its engine."""
-    from autotune.backends.deepspeed import Zero3Backend
+    from autotune.backends.deepspeed import DeepSpeedBackend
     from autotune.backends.fsdp2 import Fsdp2Backend
 
-    for backend in (Zero3Backend, Fsdp2Backend):
+    for backend in (DeepSpeedBackend, Fsdp2Backend):
         original = backend.build
 
         def build(self: Any, plan: Any, rank: Any, original: Any = original) -> Any:
@@ -40,7 +40,8 @@ def weight_is_nan(rank: int) -> None:
     def change(engine: Any) -> None:
         if rank == 1:
             parameter = next(iter(engine.module.parameters()))
-            local = parameter.ds_tensor if hasattr(parameter, "ds_tensor") else parameter.to_local()
+            local = getattr(parameter, "ds_tensor", parameter)
+            local = local.to_local() if hasattr(local, "to_local") else local
             local.detach().view(-1)[0] = float("nan")
 
     _wrap_build(change)
@@ -84,6 +85,20 @@ def other_bucket(rank: int) -> None:
         return rendered
 
     Zero3Backend.render = render
+
+
+def another_stage(rank: int) -> None:
+    """The engine is built at stage 1, whatever the plan says."""
+    from autotune.backends.deepspeed import DeepSpeedBackend
+
+    original = DeepSpeedBackend.render
+
+    def render(self: Any, plan: Any) -> Any:
+        rendered = original(self, plan)
+        rendered["zero_optimization"]["stage"] = 1
+        return rendered
+
+    DeepSpeedBackend.render = render
 
 
 def checkpointing_lost(rank: int) -> None:
@@ -143,3 +158,77 @@ def boundaries_lost(rank: int) -> None:
     from transformers import masking_utils
 
     masking_utils.find_packed_sequence_indices = lambda position_ids: None
+
+
+def boundaries_lost_on_rank_1(rank: int) -> None:
+    """One rank alone sees the leak."""
+    if rank == 1:
+        boundaries_lost(rank)
+
+
+def our_own_error(rank: int) -> None:
+    """What our own code around the engine raises is of a type that the engine refuses with."""
+    from autotune.backends import deepspeed_engine
+
+    def fail(*_: Any) -> Any:
+        raise ValueError("the weights are gone")
+
+    deepspeed_engine.fill = fail
+    deepspeed_engine._set_leaves = fail
+
+
+def loss_a_fifth_off(rank: int) -> None:
+    """The loss, and so every gradient, is 20 % too small."""
+    from autotune.models import loss
+    from autotune.worker import step
+
+    original = loss.token_loss_sum
+    step.token_loss_sum = lambda logits, labels: original(logits, labels) * 0.8
+
+
+def _wrap_attention(change: Any) -> None:
+    """The library's function for attention becomes ``change`` of it."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as FUNCTIONS
+
+    FUNCTIONS["sdpa"] = change(FUNCTIONS["sdpa"])
+
+
+def attention_runs_forward_only(rank: int) -> None:
+    """A kernel that autograd knows nothing of."""
+
+    def change(original: Any) -> Any:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            output, weights = original(*args, **kwargs)
+            return output.detach(), weights
+
+        return kernel
+
+    _wrap_attention(change)
+
+
+def attention_forgets_keys(rank: int) -> None:
+    """A kernel whose backward gives queries and values a gradient, and keys none."""
+
+    def change(original: Any) -> Any:
+        def kernel(module: Any, query: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
+            return original(module, query, key.detach(), *args, **kwargs)
+
+        return kernel
+
+    _wrap_attention(change)
+
+
+def eager_attention(rank: int) -> None:
+    """The model falls back to plain matrix products; its numbers stay the same."""
+    from autotune.models.causal_lm import causal_model
+
+    def change(engine: Any) -> None:
+        causal_model(engine.module).config._attn_implementation = "eager"
+
+    _wrap_build(change)
+
+
+def eager_attention_on_rank_1(rank: int) -> None:
+    """One rank alone falls back."""
+    if rank == 1:
+        eager_attention(rank)
