@@ -24,11 +24,21 @@ def run_rank(folder: Path, rank: int) -> int:
     return globals()[f"do_{name}"](folder, rank, *arguments)
 
 
+def say(folder, rank, phase, **more):
+    """Give a sign of life, as a real rank does before anything that can fail."""
+    path = folder / f"heartbeat-{rank}.json"
+    said = {"phase": phase, "at": time.time(), "iteration": 0, **more}
+    path.with_suffix(".tmp").write_text(json.dumps(said))
+    path.with_suffix(".tmp").replace(path)
+
+
 def do_exit(folder, rank, code):
+    say(folder, rank, "init")
     return code
 
 
 def do_system_exit(folder, rank, code):
+    say(folder, rank, "init")
     sys.exit(code)
 
 
@@ -38,10 +48,16 @@ def do_sleep(folder, rank, seconds):
 
 
 def do_raise(folder, rank, message):
+    say(folder, rank, "init")
     raise RuntimeError(message)
 
 
 def do_signal(folder, rank, number):
+    say(folder, rank, "init")
+    return do_signal_at_once(folder, rank, number)
+
+
+def do_signal_at_once(folder, rank, number):
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.kill(os.getpid(), number)
     time.sleep(60)
@@ -86,19 +102,15 @@ def do_fifo_heartbeat(folder, rank):
 
 
 def do_phase(folder, rank, phase, seconds):
-    path = folder / f"heartbeat-{rank}.json"
-    path.write_text(json.dumps({"phase": phase, "at": time.time(), "iteration": 1}))
+    say(folder, rank, phase)
     time.sleep(seconds)
     return 0
 
 
 def do_moving(folder, rank, phase, moves, every, then=0.0):
     """Move slowly, a step now and then; afterwards stand still for ``then`` seconds."""
-    path = folder / f"heartbeat-{rank}.json"
     for step in range(moves):
-        said = {"phase": phase, "at": time.time(), "iteration": 0, "steps": step}
-        path.with_suffix(".tmp").write_text(json.dumps(said))
-        path.with_suffix(".tmp").replace(path)
+        say(folder, rank, phase, steps=step)
         time.sleep(every)
     time.sleep(then)
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -73,7 +74,10 @@ def test_a_module_that_ends_the_server_is_named_with_what_it_said(tmp_path, monk
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     study = StudyFolder(tmp_path / "study")
     launcher = LocalLauncher(study, 1, "cpu", backends=("none",), entry="fatal_module:run")
-    with pytest.raises(EnvironmentFault, match=r"ended while it started(.|\n)*boom: no luck"):
+    with (
+        contextlib.closing(launcher),
+        pytest.raises(EnvironmentFault, match=r"ended while it started(.|\n)*boom: no luck"),
+    ):
         launcher.start()
 
 
@@ -105,7 +109,7 @@ def test_a_server_that_is_not_ready_in_time_is_ended(tmp_path, monkeypatch):
         study, 1, "cpu", backends=("none",), entry="slow_module:run", start_limit_s=0.5
     )
     before = set(psutil.Process().children(recursive=True))
-    with pytest.raises(EnvironmentFault, match="not ready"):
+    with contextlib.closing(launcher), pytest.raises(EnvironmentFault, match="not ready"):
         launcher.start()
     assert set(psutil.Process().children(recursive=True)) <= before
 
@@ -167,7 +171,7 @@ def test_a_folder_with_hostile_characters_is_only_a_folder(tmp_path, monkeypatch
     name = "-rf $(touch pwned);touch pwned\n'\"`touch pwned` a b"
     long = tmp_path / name / ("x" * 200) / ("y" * 200) / "-study"
     for warm in (True, False):
-        bench = open_bench(long, warm=warm)
+        bench = open_bench(long, warm=warm, backends=("none",))
         try:
             status, folder = bench.run(["describe"], ["print", 1, 0])
         finally:
@@ -181,7 +185,11 @@ def test_a_folder_with_hostile_characters_is_only_a_folder(tmp_path, monkeypatch
 
 def test_a_plan_that_sets_what_is_read_at_import_gets_a_server_of_its_own(tmp_path, monkeypatch):
     (tmp_path / "settings_at_import.py").write_text(
-        "import os; from scripted_ranks import run_rank; SEEN = os.environ.get('TORCH_LOGS', '')"
+        "import os, runpy\n"
+        "from scripted_ranks import run_rank\n"
+        "SEEN = os.environ.get('TORCH_LOGS', '')\n"
+        "if __name__ == '__main__':\n"
+        "    runpy.run_module('scripted_ranks', run_name='__main__')\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     study = StudyFolder(tmp_path / "study")
@@ -251,7 +259,10 @@ def test_a_server_whose_ranks_die_before_they_run_anything_is_replaced(tmp_path)
         bench.run(["phase", "build", 0.0])
         bench.run(["exit", 0])
         assert bench.launcher.ready.pid == first
-        bench.run(["signal", signal.SIGSEGV])
+        bench.run(["signal", signal.SIGSEGV])  # in its init phase: a fault of the trial
+        bench.run(["exit", 0])
+        assert bench.launcher.ready.pid == first
+        bench.run(["signal_at_once", signal.SIGSEGV])
         bench.run(["exit", 0])
         assert bench.launcher.ready.pid != first
         assert not is_running(first)
