@@ -21,8 +21,6 @@ from autotune.worker.pace import Pace
 
 PEER_GRACE_S: Final = 2.0
 """After one rank has failed, the others have this long to end by themselves."""
-SILENT_GRACE_S: Final = 6.0
-"""The same after one that ended as if all were well, but left no record."""
 TERM_GRACE_S: Final = 2.0
 """Between SIGTERM and SIGKILL."""
 SWEEP_LIMIT_S: Final = 5.0
@@ -76,10 +74,9 @@ class Trial:
                 at=time.time(),
             )
             self.exits[rank] = event
-            if event.code != 0:
-                self._note_failure(now + PEER_GRACE_S)
-            elif not self.folder.rank_file(rank).exists():
-                self._note_failure(now + SILENT_GRACE_S)
+            # One that left no record has failed, even if it ended as if all were well.
+            if event.code != 0 or not self.folder.rank_file(rank).exists():
+                self._note_failure(now)
             yield event
 
     def tick(self, now: float) -> Iterator[Event]:
@@ -149,9 +146,9 @@ class Trial:
         sharedmemory.give_back(self.pids, since=self._started_at)
         return not left
 
-    def _note_failure(self, peers_end_at: float) -> None:
-        known = self._peers_end_at
-        self._peers_end_at = peers_end_at if known is None else min(known, peers_end_at)
+    def _note_failure(self, now: float) -> None:
+        if self._peers_end_at is None:
+            self._peers_end_at = now + PEER_GRACE_S
 
     def _stop_if_due(self, now: float) -> Iterator[Event]:
         self._look_for_failed_records(now)
@@ -192,7 +189,7 @@ class Trial:
             self._records_seen.add(rank)
             record = smallfile.read_object(path, MAX_RECORD_BYTES)
             if record is None or record.get("status") == "failed":
-                self._note_failure(now + PEER_GRACE_S)
+                self._note_failure(now)
 
     def _live_ranks(self) -> Iterator[int]:
         return (rank for rank in range(len(self.pids)) if rank not in self.exits)

@@ -116,7 +116,6 @@ class Bench:
         return status, folder
 
 
-def open_bench(path, *, warm, **options):
+def open_bench(path, *, warm, entry="light_ranks:run_rank", **options):
     study = StudyFolder(path)
-    launcher = LocalLauncher(study, 2, "cpu", warm, entry="scripted_ranks:run_rank", **options)
-    return Bench(launcher, study)
+    return Bench(LocalLauncher(study, 2, "cpu", warm, entry=entry, **options), study)

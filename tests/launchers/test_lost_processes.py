@@ -83,7 +83,8 @@ def test_a_module_that_ends_the_server_is_named_with_what_it_said(tmp_path, monk
 
 def test_a_module_that_starts_a_thread_makes_ranks_start_cold(tmp_path, monkeypatch):
     (tmp_path / "threaded_module.py").write_text(
-        "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+        "import light_ranks, threading\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     study = StudyFolder(tmp_path / "study")
@@ -171,7 +172,7 @@ def test_a_folder_with_hostile_characters_is_only_a_folder(tmp_path, monkeypatch
     name = "-rf $(touch pwned);touch pwned\n'\"`touch pwned` a b"
     long = tmp_path / name / ("x" * 200) / ("y" * 200) / "-study"
     for warm in (True, False):
-        bench = open_bench(long, warm=warm, backends=("none",))
+        bench = open_bench(long, warm=warm)
         try:
             status, folder = bench.run(["describe"], ["print", 1, 0])
         finally:
@@ -186,7 +187,7 @@ def test_a_folder_with_hostile_characters_is_only_a_folder(tmp_path, monkeypatch
 def test_a_plan_that_sets_what_is_read_at_import_gets_a_server_of_its_own(tmp_path, monkeypatch):
     (tmp_path / "settings_at_import.py").write_text(
         "import os, runpy\n"
-        "from scripted_ranks import run_rank\n"
+        "from light_ranks import run_rank\n"
         "SEEN = os.environ.get('TORCH_LOGS', '')\n"
         "if __name__ == '__main__':\n"
         "    runpy.run_module('scripted_ranks', run_name='__main__')\n"
@@ -252,7 +253,7 @@ def test_an_answer_that_came_while_the_coordinator_slept_counts(tmp_path):
 
 
 def test_a_server_whose_ranks_die_before_they_run_anything_is_replaced(tmp_path):
-    bench = open_bench(tmp_path / "runs" / "study", warm=True, backends=("none",))
+    bench = open_bench(tmp_path / "runs" / "study", warm=True)
     try:
         bench.launcher.start()
         first = bench.launcher.ready.pid
@@ -281,7 +282,7 @@ def test_a_server_that_may_no_longer_fork_is_replaced_once_and_then_ranks_start_
         "sound = preload.why_no_fork\n"
         "preload.why_no_fork = lambda: asked.append(1) or (\n"
         "    sound() if len(asked) == 1 else 'a thread came late')\n"
-        "from scripted_ranks import run_rank\n"
+        "from light_ranks import run_rank\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     study = StudyFolder(tmp_path / "study")
@@ -305,7 +306,7 @@ def test_a_server_that_may_no_longer_fork_is_replaced_once_and_then_ranks_start_
 
 
 def test_warm_servers_that_keep_dying_give_way_to_cold_ranks(tmp_path):
-    bench = open_bench(tmp_path / "runs" / "study", warm=True, backends=("none",))
+    bench = open_bench(tmp_path / "runs" / "study", warm=True)
     try:
         for _ in range(3):
             status, _ = bench.run(["stop_server", signal.SIGKILL])
