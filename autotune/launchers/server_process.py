@@ -48,7 +48,7 @@ class ServerProcess:
     """Not thread-safe.
 
     Args:
-        log: Where its standard output and error go; emptied at the start.
+        log: Where its standard output and error go, after what earlier ones said.
         environment: Its whole environment.
         arguments: For ``autotune.worker.server``, beyond the channel.
     """
@@ -57,6 +57,7 @@ class ServerProcess:
         self, *, log: Path, environment: Mapping[str, str], arguments: Sequence[str]
     ) -> None:
         self._log = log
+        self._log_start = 0
         self._environment = environment
         self._arguments = arguments
         self._lines = protocol.Lines()
@@ -99,7 +100,8 @@ class ServerProcess:
         with theirs:
             try:
                 self._log.parent.mkdir(parents=True, exist_ok=True)
-                with self._log.open("wb") as log:
+                with self._log.open("ab") as log:
+                    self._log_start = log.tell()
                     self._process = subprocess.Popen(
                         [*command, *self._arguments],
                         stdin=subprocess.DEVNULL,
@@ -136,7 +138,7 @@ class ServerProcess:
     def _log_tail(self) -> str:
         try:
             with self._log.open("rb") as log:
-                log.seek(max(0, log.seek(0, os.SEEK_END) - 16384))
+                log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - 16384))
                 text = log.read().decode("utf-8", "replace")
         except OSError:
             return ""
