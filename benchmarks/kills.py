@@ -136,7 +136,7 @@ def check(folder: Path, study: str, trials: int) -> dict[str, Any]:
 def main() -> None:
     parser = harness.parser(__doc__)
     parser.add_argument("--kills", type=int, default=30)
-    parser.add_argument("--trials", type=int, default=10, help="trials of each study")
+    parser.add_argument("--trials", type=int, default=6, help="trials of each study")
     parser.add_argument("--longest", type=float, default=18.0, help="seconds a search may live")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

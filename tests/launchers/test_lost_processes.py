@@ -74,11 +74,13 @@ def test_a_module_that_ends_the_server_is_named_with_what_it_said(tmp_path, monk
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     study = StudyFolder(tmp_path / "study")
     launcher = LocalLauncher(study, 1, "cpu", backends=("none",), entry="fatal_module:run")
-    with (
-        contextlib.closing(launcher),
-        pytest.raises(EnvironmentFault, match=r"ended while it started(.|\n)*boom: no luck"),
-    ):
-        launcher.start()
+    with contextlib.closing(launcher):
+        for number in (1, 2):
+            said = r"ended while it started(.|\n)*boom: no luck"
+            with pytest.raises(EnvironmentFault, match=said) as caught:
+                launcher.start()
+            assert str(caught.value).count("boom") == 1
+            assert (study.path / "server.log").read_text().count("boom") == number
 
 
 def test_a_module_that_starts_a_thread_makes_ranks_start_cold(tmp_path, monkeypatch):
