@@ -101,6 +101,8 @@ def test_each_fault_has_its_kind_and_its_rank(
     text = f"{failure.reason}\n{failure.detail}"
     assert said in text
     assert folder.log_file(1).exists()  # everything is kept
+    if kind == "hang":  # its stacks too, though the interpreter's lock was never free
+        assert "in hang" in folder.log_file(0).read_text()
 
 
 def test_grandchildren_that_ignore_signals_end_with_a_trial_that_is_measured(
