@@ -44,13 +44,13 @@ class Qwen35Family(causal_lm.CausalLmFamily):
         """Position ids separate samples in attention only; the recurrent state runs through.
 
         ``transformers/integrations/hub_kernels.py``: torch's own functions cannot take sequence
-        boundaries.
+        boundaries, and none are passed to a package's kernels.
         """
         if "linear_attention" not in config["layer_types"]:
             return None
         return (
             "linear attention and its convolution would carry one sample's state into the next: "
-            "they run torch's own functions here, which take no sequence boundaries"
+            "no sequence boundaries are passed to them"
         )
 
     def implementations(self, module: torch.nn.Module) -> dict[str, str]:
