@@ -160,7 +160,7 @@ def main() -> None:
             print(json.dumps(studies[-1]), file=sys.stderr)
     survived = [one for one in kills if one["gone_after_s"] is None]
     wrong = [one for one in studies if not one["right"]]
-    slowest = max((one["gone_after_s"] or GONE_WITHIN_S for one in kills), default=0.0)
+    slowest = max((one["gone_after_s"] or 0.0 for one in kills if one not in survived), default=0.0)
     rows = [
         ["what", "number", "wrong"],
         ["kills", str(len(kills)), f"{len(survived)} survived; slowest end {slowest:.2f} s"],
