@@ -7,7 +7,7 @@ no engine: the coordinator and the exporters call them. :meth:`Backend.build` ru
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from autotune import registry
@@ -26,6 +26,9 @@ class RankContext:
     rank: int
     local_rank: int
     device: torch.device
+    beat: Callable[[], None] = lambda: None
+    """To be called for every parameter that is made: a model that takes minutes to build is told
+    by it from a rank that hangs."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

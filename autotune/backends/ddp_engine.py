@@ -159,7 +159,7 @@ def build(settings: dict[str, Any], plan: Plan, rank: RankContext) -> DdpEngine:
     source = WeightSource.of(plan.training.model, module)
     if plan.config.get("workload.activation_checkpointing", "none") == "full":
         checkpointing.enable_full(module)
-    fill(module, source, rank.device)
+    fill(module, source, rank)
     copy = None
     if settings["precision"]["bf16_copy"]:
         copy = ComputeCopy(module, TORCH_DTYPES[settings["precision"]["compute_dtype"]])

@@ -194,7 +194,7 @@ def build(config: dict[str, Any], plan: Plan, rank: RankContext) -> DeepSpeedEng
         init = _partition(module, config, plan, rank)
         leaves = _set_leaves(module, plan)
     else:
-        fill(module, WeightSource.of(plan.training.model, module), rank.device)
+        fill(module, WeightSource.of(plan.training.model, module), rank)
     with _refusals():
         engine, *_ = deepspeed.initialize(model=module, config=config)
     return DeepSpeedEngine(engine, init, plan, leaves)
@@ -249,6 +249,7 @@ def _partition(module: nn.Module, config: dict[str, Any], plan: Plan, rank: Rank
     first: Any = None
     for name, meta in list(module.named_parameters()):
         values = source.tensor(name, tuple(meta.shape), device=rank.device).to(dtype)
+        rank.beat()
         parameter = nn.Parameter(values, requires_grad=meta.requires_grad)
         places = owners[id(meta)]
         for owner, leaf in places:

@@ -5,20 +5,22 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from autotune.backends.base import RankContext
 from autotune.models.weights import WeightSource, rebuild_buffers
 
 
-def fill(module: nn.Module, source: WeightSource, device: torch.device) -> None:
+def fill(module: nn.Module, source: WeightSource, rank: RankContext) -> None:
     """Replace what lies on the meta device by by-name values; tied weights stay one parameter."""
     made: dict[str, nn.Parameter] = {}
     for name, parameter in list(module.named_parameters(remove_duplicate=False)):
         canonical = source.canonical[name]
         if canonical not in made:
-            values = source.tensor(name, parameter.shape, device=device).to(parameter.dtype)
+            values = source.tensor(name, parameter.shape, device=rank.device).to(parameter.dtype)
+            rank.beat()
             made[canonical] = nn.Parameter(values, requires_grad=parameter.requires_grad)
         path, _, short = name.rpartition(".")
         module.get_submodule(path)._parameters[short] = made[canonical]
-    fill_buffers(module, device)
+    fill_buffers(module, rank.device)
 
 
 def fill_buffers(module: nn.Module, device: torch.device) -> None:

@@ -234,6 +234,7 @@ def _fill(module: nn.Module, source: WeightSource, rank: RankContext) -> None:
                 sharded.shape, sharded.device_mesh, sharded.placements
             )
             values = source.tensor(name, tuple(sharded.shape), device=rank.device)
+            rank.beat()
             slices = tuple(
                 slice(start, start + size) for start, size in zip(offset, shape, strict=True)
             )

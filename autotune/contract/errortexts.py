@@ -1,6 +1,10 @@
 """Which failure kind an error is, by its type's name and, where no type says it, by its text.
 
 A rank asks for the exception that ended it, the coordinator for one that a rank could not name.
+The texts are those of torch 2.13 (``c10/cuda``, ``c10/core/impl/alloc_cpu.cpp``,
+``aten/src/ATen/MapAllocator.cpp``, ``torch/utils/data/_utils``), of NCCL (``src/misc/shmutils.cc``,
+``src/include/alloc.h``, ``src/include/checks.h``), of cuBLAS's status names, and of Triton
+(``triton/runtime/errors.py``).
 """
 
 from __future__ import annotations
@@ -30,15 +34,42 @@ _PEER_TYPES: Final = frozenset(
         "DistStoreError",
     }
 )
+_REFUSAL_TYPES: Final = frozenset({"IncompatibleConfigError", "OutOfResources"})
+_REFUSAL: Final = re.compile(r"out of resource: (shared memory|threads|tensor memory)")
+"""A kernel that wants more of a processor than it has: a matter of its block sizes."""
 _DEVICE_MEMORY: Final = re.compile(
-    r"(CUDA|HIP|GPU|XPU).{0,40}out of memory|out of memory on dev|CU(BLAS|DNN)_STATUS_ALLOC_FAILED",
+    r"(CUDA|HIP|GPU|XPU).{0,40}out of memory|out of memory on dev|"
+    r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|"
+    r"(CUBLAS|CUDNN|CUSOLVER|CUSPARSE|HIPBLAS|MIOPEN)_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED|"
+    r"Failed to (CUDA|HIP) [cm]alloc|"
+    # cuBLAS takes its workspace when its handle is made, and says no more than this without room.
+    r"CUBLAS_STATUS_NOT_INITIALIZED when calling .?cublasCreate",
     re.IGNORECASE | re.DOTALL,
 )
 _HOST_MEMORY: Final = re.compile(
     r"DefaultCPUAllocator|can't allocate memory|cannot allocate memory|bad_alloc|"
-    r"unable to allocate .{0,40}(bytes|[KMGT]i?B)",
+    r"unable to allocate .{0,40}(bytes|[KMGT]i?B)|\[Errno 12\]|unable to mmap|"
+    r"(cudaHostAlloc|cudaHostRegister).{0,80}(out of memory|failed)|"
+    r"insufficient shared memory|(unable to|Couldn't) allocate shared memory|"
+    r"creating shared memory segment|"
+    r"/dev/shm.{0,200}No space left|No space left.{0,200}/dev/shm|"
+    r"shared memory object.{0,200}No space left",
+    re.IGNORECASE | re.DOTALL,
+)
+_MACHINE: Final = re.compile(
+    r"No space left on device|Disk quota exceeded|Input/output error|Stale file handle|"
+    r"Address already in use|EADDRINUSE|No route to host|Network is unreachable|"
+    r"Name or service not known|Too many open files|can't start new thread|"
+    r"Resource temporarily unavailable|uncorrectable (ECC|NVLink) error|fallen off the bus|"
+    r"devices? (is|are) busy or unavailable|busy or unavailable|system not yet initialized|"
+    r"no CUDA-capable device|CUDA driver initialization failed",
     re.IGNORECASE,
 )
+_CACHE: Final = re.compile(
+    r"\[Errno \d+\][^\n]*/(\.?triton|inductor|torchinductor_\w+|tilelang|torch_extensions|"
+    r"extensions)/"
+)
+"""A file of a compiler's cache that another process took away or half wrote."""
 
 
 def kind_of(type_names: Collection[str], text: str) -> FailureKind:
@@ -48,14 +79,14 @@ def kind_of(type_names: Collection[str], text: str) -> FailureKind:
         type_names: Names of the exception's class and of those that it derives from, if known.
         text: Its message.
     """
-    if "IncompatibleConfigError" in type_names:
+    if not _REFUSAL_TYPES.isdisjoint(type_names) or _REFUSAL.search(text):
         return "incompatible"
-    if "OutOfMemoryError" in type_names or _DEVICE_MEMORY.search(text):
-        return "oom_device"
     if "MemoryError" in type_names or is_host_memory(text):
         return "oom_host"
+    if "OutOfMemoryError" in type_names or _DEVICE_MEMORY.search(text):
+        return "oom_device"
     lost = not _PEER_TYPES.isdisjoint(type_names) or _PEER.search(text)
-    return "infra" if lost or "No space left on device" in text else "crash"
+    return "infra" if lost or _MACHINE.search(text) or _CACHE.search(text) else "crash"
 
 
 def is_host_memory(text: str) -> bool:

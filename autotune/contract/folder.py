@@ -10,7 +10,7 @@
     RUNS/STUDY/trials/00003/attempt-0/ one launch
     RUNS/STUDY/remeasurements/00000/attempt-0/
         plan.json outcome.json
-        rank-0.json rank-0.log heartbeat-0.json
+        rank-0.json rank-0.log heartbeat-0.json heartbeat-0.progress
         command.json deepspeed.json steps-RANK-PID.jsonl   of a command: what it was given, and
                                                            what its ranks reported
 """

@@ -185,6 +185,8 @@ class Failure:
     """Traceback or the end of the log."""
     measured_s_per_it: float | None = None
     """Speed of a configuration that ran but was not valid: shown, never ranked."""
+    limit_s: float | None = None
+    """What the whole trial was allowed, where it passed a limit; with more it may succeed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -260,7 +260,8 @@ class Deadlines:
     total_s: float
     """From submission to the last process reaped."""
     phase_s: dict[str, float]
-    """Per phase (names as in ``contract.failures.PHASES``), where one applies."""
+    """How long a rank's heartbeat may stand still, per phase (names as in
+    ``contract.failures.PHASES``), where a limit applies."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,24 +1,30 @@
 """Find and end every process of a trial, also those that left its process group.
 
 Each rank carries the variable ``AUTOTUNE_TRIAL`` with the job's id, and so does whatever it
-starts. Linux shows in ``/proc/PID/environ`` the memory that held the variables when the program
-was executed, so a forked rank overwrites the placeholder there (see ``worker/rank_process.py``).
+starts. The id begins with the mark of the study's folder, which its fork servers carry too: so a
+later search of the study finds what an earlier one, killed together with its server, left.
+
+Linux shows in ``/proc/PID/environ`` the memory that held the variables when the program was
+executed, so a forked rank overwrites the placeholder there (see ``worker/rank_process.py``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
 MARKER: Final = "AUTOTUNE_TRIAL"
 MARKER_LENGTH: Final = 32
 """Characters of a job id; the placeholder in a server's environment is as long."""
+MARK_LENGTH: Final = 12
+"""How many of them stand for the study's folder."""
 LISTEN_FD: Final = "AUTOTUNE_LISTEN_FD"
 """Variable of rank 0: descriptor of the listening socket for the rendezvous."""
 
@@ -58,10 +64,21 @@ def marker_of(pid: int) -> str | None:
     return None
 
 
+def mark_of(study: Path) -> str:
+    """Return the mark of the study in this folder, with which the ids of all its jobs begin."""
+    return hashlib.sha256(os.fsencode(study.resolve())).hexdigest()[:MARK_LENGTH]
+
+
 def find_marked(job: str) -> list[int]:
     """Return the pids of all live processes of this user that carry the job's marker."""
     needle = f"{MARKER}={job}".encode("ascii")
     return [pid for pid in _own_processes() if needle in _variables(pid)]
+
+
+def find_of_study(mark: str) -> list[int]:
+    """Return the pids of all live processes of this user whose marker begins with ``mark``."""
+    start = f"{MARKER}={mark}".encode("ascii")
+    return [pid for pid in _own_processes() if any(v.startswith(start) for v in _variables(pid))]
 
 
 def _own_processes() -> list[int]:
@@ -96,8 +113,37 @@ def kill_marked(job: str, *, limit_s: float) -> bool:
     Returns:
         Whether all were gone within ``limit_s`` seconds.
     """
+    return _kill_all(lambda: find_marked(job), limit_s)
+
+
+def kill_of_study(mark: str, *, grace_s: float, limit_s: float) -> int:
+    """End all processes of a study; return how many had to be killed.
+
+    Only for who holds the study's lock: then nobody else's are among them.
+
+    Args:
+        mark: As :func:`mark_of` gives it.
+        grace_s: How long a fork server whose coordinator has just died has to clean up: it finds
+            processes that carry no marker, which nobody finds after it.
+        limit_s: How long they may take to die.
+    """
+    deadline = time.monotonic() + grace_s
+    while find_of_study(mark) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    seen: set[int] = set()
+
+    def find() -> list[int]:
+        pids = find_of_study(mark)
+        seen.update(pids)
+        return pids
+
+    _kill_all(find, limit_s)
+    return len(seen)
+
+
+def _kill_all(find: Callable[[], list[int]], limit_s: float) -> bool:
     deadline = time.monotonic() + limit_s
-    while pids := find_marked(job):
+    while pids := find():
         kill(pids)
         if time.monotonic() > deadline:
             return False

@@ -9,16 +9,18 @@ Commands (launcher to server)::
     {"type": "run", "job": …, "folder": …, "processes": 2, "environment": {…}, "entry": …,
      "total_s": 300.0, "phase_s": {"build": 60.0}}
     {"type": "kill", "job": …, "signal": 15}
+    {"type": "ping", "number": 3}
     {"type": "quit"}
 
 Events (server to launcher)::
 
     {"type": "ready", "pid": …, "import_s": …, "rss_bytes": …, "modules": 3, "missing": {…}}
     {"type": "started", "job": …, "pids": […], "pgid": …}
-    {"type": "stopping", "job": …, "reason": "hang"}
-    {"type": "exited", "job": …, "rank": 0, "code": 0, "signal": null}
+    {"type": "stopping", "job": …, "reason": "hang", "at": …, "rank": 1, "limit_s": 240.0}
+    {"type": "exited", "job": …, "rank": 0, "code": 0, "signal": null, "at": …}
     {"type": "ended", "job": …, "stopped_for": null, "at_s": …}
     {"type": "error", "job": …, "message": …}
+    {"type": "pong", "number": 3}
 
 Lines are read strictly: an unknown type, key or a value of another type is a
 :class:`~autotune.errors.RecordError`.
@@ -56,7 +58,9 @@ class Run:
     total_s: float
     """Deadline of the whole trial, from this message on."""
     phase_s: dict[str, float]
-    """Deadlines of single phases."""
+    """How long a rank's heartbeat may stand still, by phase."""
+    rank_folders: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Variables that name a folder of which each rank gets a part of its own (``…/rank-3``)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,6 +69,13 @@ class Kill:
 
     job: str
     signal: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ping:
+    """Ask for a sign of life."""
+
+    number: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,6 +114,12 @@ class Stopping:
 
     job: str
     reason: StopReason
+    at: float | None = None
+    """``time.time()``: ranks that end after it, by SIGTERM or SIGKILL, were ended by the server."""
+    rank: int | None = None
+    """The rank that did not move, for a ``hang``."""
+    limit_s: float | None = None
+    """The limit that was passed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,6 +130,8 @@ class Exited:
     rank: int
     code: int | None
     signal: int | None
+    at: float | None = None
+    """``time.time()`` when the server saw it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -134,10 +153,17 @@ class Problem:
     message: str
 
 
-Command = Run | Kill | Quit
-Event = Ready | Started | Stopping | Exited | Ended | Problem
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pong:
+    """The answer to a ping."""
 
-COMMANDS: Final[dict[str, type[Command]]] = {"run": Run, "kill": Kill, "quit": Quit}
+    number: int
+
+
+Command = Run | Kill | Ping | Quit
+Event = Ready | Started | Stopping | Exited | Ended | Problem | Pong
+
+COMMANDS: Final[dict[str, type[Command]]] = {"run": Run, "kill": Kill, "ping": Ping, "quit": Quit}
 EVENTS: Final[dict[str, type[Event]]] = {
     "ready": Ready,
     "started": Started,
@@ -145,6 +171,7 @@ EVENTS: Final[dict[str, type[Event]]] = {
     "exited": Exited,
     "ended": Ended,
     "error": Problem,
+    "pong": Pong,
 }
 _NAMES: Final = {cls: name for table in (COMMANDS, EVENTS) for name, cls in table.items()}
 

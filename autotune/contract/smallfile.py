@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import stat
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -13,6 +15,8 @@ from typing import Any, BinaryIO, Final
 from autotune.contract.failures import PHASES, Phase
 
 MAX_HEARTBEAT_BYTES: Final = 4096
+PROGRESS: Final = struct.Struct("<qqq")
+"""Phase (its place in ``PHASES``), iterations, steps."""
 
 
 def read_small(path: Path, limit: int) -> bytes | None:
@@ -63,8 +67,56 @@ def read_object(path: Path, limit: int) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Beat:
+    """How far a rank has come. Two that are equal mean that it has not moved in between."""
+
+    phase: Phase = "launch"
+    iteration: int = 0
+    """Iterations completed."""
+    steps: int = 0
+    """Signs of progress: micro-steps, iterations, parameters made. Only ever grows."""
+
+    @property
+    def progress(self) -> tuple[int, int, int]:
+        """Larger for a rank that is further on."""
+        return PHASES.index(self.phase), self.iteration, self.steps
+
+
+def progress_file(heartbeat: Path) -> Path:
+    """Return the file beside a heartbeat file that has the last step's numbers."""
+    return heartbeat.with_suffix(".progress")
+
+
+def read_beat(heartbeat: Path) -> Beat:
+    """Return what a rank's heartbeat says; the very beginning when it says nothing.
+
+    Of its two files, each of which may be missing or behind, the one that is further on counts.
+    """
+    return max(_read_json(heartbeat), _read_progress(heartbeat), key=lambda beat: beat.progress)
+
+
+def _read_json(heartbeat: Path) -> Beat:
+    data = read_object(heartbeat, MAX_HEARTBEAT_BYTES) or {}
+    named = data.get("phase")
+    phase = next((phase for phase in PHASES if phase == named), None)
+    if phase is None:
+        return Beat()
+    counts = [data.get(name) for name in ("iteration", "steps")]
+    iteration, steps = (count if isinstance(count, int) else 0 for count in counts)
+    return Beat(phase=phase, iteration=iteration, steps=steps)
+
+
+def _read_progress(heartbeat: Path) -> Beat:
+    raw = read_small(progress_file(heartbeat), PROGRESS.size)
+    if raw is None or len(raw) != PROGRESS.size:
+        return Beat()
+    phase, iteration, steps = PROGRESS.unpack(raw)
+    if not 0 <= phase < len(PHASES):
+        return Beat()
+    return Beat(phase=PHASES[phase], iteration=iteration, steps=steps)
+
+
 def read_phase(heartbeat: Path) -> Phase:
     """Return the phase that a heartbeat file names; ``launch`` when it says nothing."""
-    data = read_object(heartbeat, MAX_HEARTBEAT_BYTES)
-    named = None if data is None else data.get("phase")
-    return next((phase for phase in PHASES if phase == named), "launch")
+    return read_beat(heartbeat).phase

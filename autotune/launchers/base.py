@@ -24,6 +24,8 @@ class RankExit:
     """``None`` when a signal ended it."""
     signal: int | None
     """Number of that signal."""
+    at: float | None = None
+    """``time.time()`` when it was seen; ``None`` where that is not known."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,12 +38,20 @@ class JobStatus:
     """The phase that the slowest rank is in."""
     exits: tuple[RankExit, ...] = ()
     stopped_for: StopReason | None = None
-    """Why the launcher itself ended the processes, if it did: total deadline; a phase's deadline;
-    another rank failed first; ``cancel``; the fork server died."""
+    """Why the launcher itself ended the processes, if it did: total deadline; a rank that stood
+    still; another rank failed first; ``cancel``; the fork server died."""
+    stopped_at: float | None = None
+    """``time.time()`` when the launcher began to end them."""
+    stopped_rank: int | None = None
+    """The rank that stood still, for a ``hang``."""
+    stopped_limit_s: float | None = None
+    """The limit that was passed, for a ``hang``."""
     submitted_at: float
     """``time.time()`` at submission."""
     wall_s: float
     """Seconds since submission; frozen once ended."""
+    notes: tuple[str, ...] = ()
+    """What the launcher had to do for this job that the user should know of."""
 
 
 class Launcher(Protocol):

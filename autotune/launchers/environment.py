@@ -17,13 +17,8 @@ what was dropped are recorded.
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
 import os
-import socket
-import sys
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Final, Literal
 
@@ -82,13 +77,6 @@ THREAD_VARIABLES: Final = (
 )
 """Variables that libraries read when they are loaded to size their thread pools."""
 
-_CACHES: Final = {
-    "TRITON_CACHE_DIR": "triton",
-    "TORCHINDUCTOR_CACHE_DIR": "inductor",
-    "TORCH_EXTENSIONS_DIR": "extensions",
-    "TILELANG_CACHE_DIR": "tilelang",
-}
-
 _LATE_NAMES: Final = frozenset({"CUDA_DEVICE_MAX_CONNECTIONS", "OMP_NUM_THREADS"})
 _LATE_PREFIXES: Final = ("NCCL_", "GLOO_")
 
@@ -144,22 +132,35 @@ def device_environment(parent: Mapping[str, str], device: Literal["cpu", "cuda"]
 
 
 def server_environment(
-    parent: Mapping[str, str], *, device: Literal["cpu", "cuda"], package_root: Path | None
+    parent: Mapping[str, str],
+    *,
+    device: Literal["cpu", "cuda"],
+    package_root: Path | None,
+    mark: str = "",
+    settings: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Return the environment of a fork server.
 
     One thread in every library (a child of a process with threads can hang), no CUDA context
     for the question whether there is a device (``torch/cuda/__init__.py``, ``is_available``),
     and room for the marker that each rank writes over the placeholder.
+
+    Args:
+        parent: The coordinator's environment.
+        device: ``cpu`` keeps it off the accelerators.
+        package_root: As for :func:`with_package`.
+        mark: The study's (``contract.processes.mark_of``).
+        settings: What libraries shall read while they are imported.
     """
     environment, _ = inherited(parent)
+    environment |= settings or {}
     environment |= dict.fromkeys(THREAD_VARIABLES, "1")
     environment["TOKENIZERS_PARALLELISM"] = "false"
     environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     # Arrow, which transformers imports where pandas is installed, would start a thread.
     environment.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
     environment |= device_environment(environment, device)
-    environment[MARKER] = "-" * MARKER_LENGTH
+    environment[MARKER] = mark.ljust(MARKER_LENGTH, "-")
     return with_package(environment, package_root)
 
 
@@ -179,35 +180,18 @@ def with_package(environment: Mapping[str, str], package_root: Path | None) -> d
     return result
 
 
-def with_caches(environment: Mapping[str, str], runs: Path) -> dict[str, str]:
-    """Return the environment with compilers' caches below ``runs``, unless the user set them.
-
-    Caches outlive trials and studies. Each node has its own (writers on several nodes corrupt
-    one on a shared disk), and so has each set of versions.
-    """
-    folder = runs / ".cache" / socket.gethostname() / _versions()
-    result = dict(environment)
-    for name, part in _CACHES.items():
-        result.setdefault(name, str(folder / part))
-    return result
-
-
-@cache
-def _versions() -> str:
-    parts = [f"python{sys.version_info.major}.{sys.version_info.minor}"]
-    for package in ("torch", "triton", "deepspeed"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            parts.append(f"{package}{importlib.metadata.version(package)}")
-    return "-".join(parts)
-
-
-def read_at_import(plan: Plan) -> tuple[str, ...]:
+def read_at_import(plan: Plan) -> dict[str, str]:
     """Return the plan's variables that a preloaded library may already have read.
 
-    A trial that sets one starts cold: in a forked rank the value would come too late.
+    In a rank that is forked from an ordinary server such a value would come too late.
     """
-    return tuple(
-        name
-        for name in sorted(plan.environment)
+    return {
+        name: value
+        for name, value in sorted(plan.environment.items())
         if name not in _LATE_NAMES and not name.startswith(_LATE_PREFIXES)
-    )
+    }
+
+
+def needs_interpreter(plan: Plan) -> bool:
+    """Whether a plan sets what no fork server may have: more than one thread in a library."""
+    return not set(THREAD_VARIABLES).isdisjoint(read_at_import(plan))

@@ -19,6 +19,10 @@ from autotune.contract import jsonfile, protocol
 from autotune.errors import EnvironmentFault, RecordError
 
 QUIT_LIMIT_S: Final = 10.0
+PING_EVERY_S: Final = 5.0
+"""Between two questions whether the server still answers, while a trial runs."""
+SEND_LIMIT_S: Final = 30.0
+"""A server that takes no message for so long hangs."""
 LOG_TAIL_LINES: Final = 15
 
 
@@ -44,7 +48,7 @@ class ServerProcess:
     """Not thread-safe.
 
     Args:
-        log: Where its standard output and error go; emptied at the start.
+        log: Where its standard output and error go, after what earlier ones said.
         environment: Its whole environment.
         arguments: For ``autotune.worker.server``, beyond the channel.
     """
@@ -53,11 +57,15 @@ class ServerProcess:
         self, *, log: Path, environment: Mapping[str, str], arguments: Sequence[str]
     ) -> None:
         self._log = log
+        self._log_start = 0
         self._environment = environment
         self._arguments = arguments
         self._lines = protocol.Lines()
         self._channel: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._pings = 0
+        self._asked_s: float | None = None
+        self._answered_s = 0.0
         self.ready: protocol.Ready | None = None
 
     @property
@@ -83,6 +91,7 @@ class ServerProcess:
 
     def _spawn(self) -> None:
         ours, theirs = socket.socketpair()
+        ours.settimeout(SEND_LIMIT_S)
         self._channel = ours
         command = [sys.executable, "-P", "-m", "autotune.worker.server"]
         command += [f"--control-fd={theirs.fileno()}", f"--parent={os.getpid()}"]
@@ -91,7 +100,8 @@ class ServerProcess:
         with theirs:
             try:
                 self._log.parent.mkdir(parents=True, exist_ok=True)
-                with self._log.open("wb") as log:
+                with self._log.open("ab") as log:
+                    self._log_start = log.tell()
                     self._process = subprocess.Popen(
                         [*command, *self._arguments],
                         stdin=subprocess.DEVNULL,
@@ -128,17 +138,37 @@ class ServerProcess:
     def _log_tail(self) -> str:
         try:
             with self._log.open("rb") as log:
-                log.seek(max(0, log.seek(0, os.SEEK_END) - 16384))
+                log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - 16384))
                 text = log.read().decode("utf-8", "replace")
         except OSError:
             return ""
         return "\n".join(text.rstrip().splitlines()[-LOG_TAIL_LINES:])
 
     def send(self, command: protocol.Command) -> None:
-        """Send a command; a server that is gone shows in :meth:`receive`."""
+        """Send a command; a server that is gone or hangs shows in :meth:`receive`."""
         if self._channel is not None:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            try:
                 self._channel.sendall(protocol.encode(command))
+            except (BrokenPipeError, ConnectionResetError):
+                return
+            except TimeoutError:
+                self._channel.close()  # part of the message is on its way: nothing can follow it
+                self._channel = None
+
+    def silence_s(self) -> float:
+        """Ask for a sign of life, and return how long an earlier question waits for its answer.
+
+        To be called after :meth:`receive`, so that an answer which has come counts: this process
+        may have been stopped for long.
+        """
+        now = time.monotonic()
+        if self._asked_s is not None:
+            return now - self._asked_s
+        if now - self._answered_s >= PING_EVERY_S:
+            self._pings += 1
+            self._asked_s = now
+            self.send(protocol.Ping(number=self._pings))
+        return 0.0
 
     def receive(self, timeout_s: float) -> list[protocol.Event]:
         """Return the events that came, waiting up to ``timeout_s`` seconds for the first.
@@ -159,6 +189,8 @@ class ServerProcess:
             raise ServerLostError from error
         if not data:
             raise ServerLostError
+        if any(isinstance(event, protocol.Pong) for event in events):
+            self._asked_s, self._answered_s = None, time.monotonic()
         return events
 
     def close(self) -> None:

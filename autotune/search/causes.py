@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,15 @@ from autotune.space.place import printable
 LOG_TAIL_BYTES: Final = 4000
 """How much of a rank's log goes into a failure's detail."""
 
+KILLED_CODE: Final = 137
+"""128 + SIGKILL: what a shell or a container's runtime reports of a process that was killed."""
+CLOSING_S: Final = 1.0
+"""A peer's death may be seen this much later than what it sets off elsewhere."""
+STEPPING: Final = ("check", "warmup", "measure", "probe")
+"""Phases that have iterations."""
+
+_ALLOCATION_FAULTS: Final = (signal.SIGABRT, signal.SIGBUS)
+"""How a process ends whose allocation failed in C++, or whose shared memory ran out."""
 _BEFORE_STEPS: Final = ("launch", "init", "build")
 """Phases of a command that has reported no step."""
 _FAULTS: Final = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
@@ -51,28 +61,24 @@ def find_cause(
         readings: One per rank.
         oom_kills: Processes that the kernel's out-of-memory killer ended during the trial.
     """
-    for reading in readings:
-        if reading.problem is not None:
-            return Failure(
-                kind="crash",
-                reason=reading.problem,
-                rank=reading.rank,
-                detail=log_tail(folder.log_file(reading.rank)),
-            )
+    if all(_is_measured(reading) for reading in readings):
+        return None  # whatever ended the processes after that: no result is lost
     errors = sorted(_errors(readings), key=lambda item: item[1].at)
     # A rank that records the signal that ended it says nothing about why it was sent.
     signalled = [item for item in errors if item[1].kind == "interrupted"]
     errors = [item for item in errors if item not in signalled]
     # A lost peer or network is what another rank's own error sets off here.
     own = [item for item in errors if kind_of(item[1]) != "infra"]
-    if own:
+    dead = _unexplained(readings, status)
+    if own and (dead is None or not _came_first(dead, own[0][1])):
         return _from_error(folder, *own[0])
-    exits = {item.rank: item for item in status.exits}
+    if dead is not None:
+        return _from_exit(folder, dead, status.phase, oom_kills)
+    damaged = next((reading for reading in readings if reading.problem is not None), None)
+    if damaged is not None:
+        return _damaged(folder, damaged)
     if status.stopped_for in ("timeout", "hang"):
         return _stopped(plan, status, folder, readings)
-    dead = _unexplained(readings, exits)
-    if dead is not None and (status.stopped_for != "server_lost" or _is_fault(dead)):
-        return _from_exit(folder, dead, status.phase, oom_kills)
     if status.stopped_for == "server_lost":
         return Failure(
             kind="infra", reason="the process that starts the ranks ended", phase=status.phase
@@ -84,9 +90,35 @@ def find_cause(
         reason = f"rank {rank} was ended by a signal from outside"
         return Failure(kind="crash", reason=reason, rank=rank, phase=error.phase)
     missing = [reading.rank for reading in readings if reading.record is None]
-    if missing:
-        return _from_exit(folder, exits.get(missing[0]) or _gone(missing[0]), status.phase, 0)
-    return None
+    if not missing:
+        return None
+    exits = {item.rank: item for item in status.exits}
+    return _from_exit(folder, exits.get(missing[0]) or _gone(missing[0]), status.phase, 0)
+
+
+def _is_measured(reading: RankReading) -> bool:
+    return reading.record is not None and reading.record.measurement is not None
+
+
+def _damaged(folder: AttemptFolder, reading: RankReading) -> Failure:
+    return Failure(
+        kind="crash",
+        reason=shortened(reading.problem or ""),
+        rank=reading.rank,
+        detail=log_tail(folder.log_file(reading.rank)),
+    )
+
+
+def _came_first(dead: RankExit, error: RankError) -> bool:
+    """Whether a rank's death, rather than the error that another recorded, is the reason.
+
+    The connections of a dying process close before its end can be seen, so an error that any lost
+    peer could set off may bear a slightly earlier time than the death.
+    """
+    if dead.at is None:
+        return False
+    slack = CLOSING_S if kind_of(error) == "crash" else 0.0
+    return dead.at <= error.at + slack
 
 
 def kind_of(error: RankError) -> FailureKind:
@@ -132,12 +164,18 @@ def _stopped(
 ) -> Failure:
     silent = [one.rank for one in readings if one.record is None]
     silent += [rank for rank, error in _errors(readings) if error.kind == "interrupted"] or [0]
+    rank = silent[0] if status.stopped_rank is None else status.stopped_rank
+    beat = smallfile.read_beat(folder.heartbeat_file(rank))
     limit = plan.deadlines.total_s
     kind: FailureKind
     if status.stopped_for == "hang":
-        limit = plan.deadlines.phase_s.get(status.phase, limit)
+        limit = status.stopped_limit_s or plan.deadlines.phase_s.get(status.phase, limit)
         kind = "hang"
         reason = f"phase {status.phase} did not end within {limit:g} s"
+        if status.stopped_rank is not None:
+            reason = f"rank {rank} did not move for {limit:g} s in phase {beat.phase}"
+            if beat.iteration:
+                reason += f", after {beat.iteration} iterations"
     elif isinstance(plan.workload, CommandWorkload) and status.phase in _BEFORE_STEPS:
         kind = "hang"
         reason = f"the command reported no step within {limit:g} s"
@@ -147,9 +185,11 @@ def _stopped(
     return Failure(
         kind=kind,
         reason=reason,
-        rank=silent[0],
+        rank=rank,
         phase=status.phase,
-        detail=log_tail(folder.log_file(silent[0])),
+        iteration=beat.iteration if beat.phase in STEPPING else None,
+        detail=log_tail(folder.log_file(rank)),
+        limit_s=plan.deadlines.total_s,
     )
 
 
@@ -157,40 +197,82 @@ def _is_fault(exit_: RankExit) -> bool:
     return exit_.signal in _FAULTS
 
 
-def _unexplained(readings: Sequence[RankReading], exits: Mapping[int, RankExit]) -> RankExit | None:
-    """The exit of a rank that left no record; a fault of its own before a kill from outside."""
-    found = [exits[r.rank] for r in readings if r.record is None and r.rank in exits]
-    ended = [e for e in found if e.signal is not None or e.exit_code not in (0, None)]
+def _unexplained(readings: Sequence[RankReading], status: JobStatus) -> RankExit | None:
+    """The exit of a rank that left no record, and that the launcher itself did not bring about.
 
-    def weight(item: RankExit) -> tuple[int, int]:
+    The first in time; where times are not known, a fault of its own before a kill from outside.
+    """
+    silent = {one.rank: one for one in readings if one.record is None}
+    ended = [
+        item
+        for item in status.exits
+        if item.rank in silent
+        and (item.signal is not None or item.exit_code is not None)
+        # What a damaged record would have said counts for more than a bare exit code.
+        and (item.signal is not None or silent[item.rank].problem is None)
+        and not _is_launchers_own(item, status)
+    ]
+
+    def weight(item: RankExit) -> tuple[float, int, int]:
+        at = math.inf if item.at is None else item.at
         if _is_fault(item):
-            return 0, item.rank
+            return at, 0, item.rank
         if item.signal is None:
-            return 1, item.rank
-        return (3 if item.signal == signal.SIGTERM else 2), item.rank
+            return at, 1, item.rank
+        return at, (3 if item.signal == signal.SIGTERM else 2), item.rank
 
     return min(ended, key=weight, default=None)
 
 
+def _is_launchers_own(item: RankExit, status: JobStatus) -> bool:
+    """Whether the launcher ended this rank, for a reason that lies elsewhere."""
+    if status.stopped_for is None:
+        return False
+    if item.at is not None and status.stopped_at is not None:
+        return item.at >= status.stopped_at
+    if status.stopped_for in ("timeout", "hang"):
+        return True
+    return status.stopped_for == "server_lost" and not _is_fault(item)
+
+
 def _from_exit(folder: AttemptFolder, exit_: RankExit, phase: Phase, oom_kills: int) -> Failure:
-    detail = log_tail(folder.log_file(exit_.rank))
-    killed = exit_.signal == signal.SIGKILL or exit_.exit_code == 137
+    rank = exit_.rank
+    detail = log_tail(folder.log_file(rank))
+    beat = smallfile.read_beat(folder.heartbeat_file(rank))
+    said = errortexts.kind_of((), detail)
     kind: FailureKind = "crash"
-    if killed and oom_kills > 0:
+    if exit_.signal == signal.SIGKILL and not oom_kills:
+        reason = f"rank {rank} was killed (SIGKILL) from outside"
+    elif exit_.signal == signal.SIGKILL or (exit_.exit_code == KILLED_CODE and oom_kills):
         kind = "oom_host"
-        reason = f"the kernel killed rank {exit_.rank} for want of memory"
-    elif killed:
-        reason = f"rank {exit_.rank} was killed (SIGKILL) from outside"
+        reason = f"the kernel killed rank {rank} for want of memory"
+    elif exit_.exit_code == KILLED_CODE:
+        kind = "oom_host"
+        reason = (
+            f"rank {rank} ended with exit code {KILLED_CODE}: something it ran was killed "
+            "(SIGKILL), as for want of memory"
+        )
     elif exit_.signal is not None:
-        reason = f"rank {exit_.rank} was ended by {_signal_name(exit_.signal)}"
-    elif errortexts.is_host_memory(detail):
-        kind = "oom_host"
-        reason = f"rank {exit_.rank} could not allocate memory"
+        name = _signal_name(exit_.signal)
+        reason = f"rank {rank} was ended by {name}"
+        if exit_.signal in _ALLOCATION_FAULTS and said in ("oom_host", "oom_device"):
+            kind = said
+            reason = f"rank {rank} could not allocate memory ({name})"
+    elif said in ("oom_host", "oom_device"):
+        kind = said
+        reason = f"rank {rank} could not allocate memory"
     else:
-        reason = f"rank {exit_.rank} left no record (exit code {exit_.exit_code})"
+        reason = f"rank {rank} left no record (exit code {exit_.exit_code})"
         if detail:
             reason += f": {detail.splitlines()[-1].strip()}"
-    return Failure(kind=kind, reason=shortened(reason), rank=exit_.rank, phase=phase, detail=detail)
+    return Failure(
+        kind=kind,
+        reason=shortened(reason),
+        rank=rank,
+        phase=phase if beat == smallfile.Beat() else beat.phase,
+        iteration=beat.iteration if beat.phase in STEPPING else None,
+        detail=detail,
+    )
 
 
 def _gone(rank: int) -> RankExit:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import dataclasses
 import importlib.util
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from autotune.contract import nvml
 from autotune.contract.plan import Topology
 from autotune.errors import InputError
 
@@ -20,7 +19,6 @@ CPU_PROCESSES: Final = 2
 CPU_PROCESSES_PER_CORE: Final = 4
 MIN_CPU_LIMIT: Final = 8
 """On CPUs a trial shows how it works; more ranks than this would only choke the machine."""
-_NAME_BYTES: Final = 96
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,7 +74,9 @@ def find_topology(devices: Devices, processes: int | None) -> Topology:
 def visible_devices(environment: Mapping[str, str] | None = None) -> Devices:
     """Return the GPUs that a rank started now would see."""
     environment = os.environ if environment is None else environment
-    all_devices = _nvml_devices()
+    all_devices = tuple(
+        Device(name=gpu.name, memory_bytes=gpu.total_bytes, uuid=gpu.uuid) for gpu in nvml.gpus()
+    )
     if not all_devices:
         return Devices(found=())
     visible = _restrict(all_devices, environment.get("CUDA_VISIBLE_DEVICES"))
@@ -117,45 +117,3 @@ def _restrict(devices: tuple[Device, ...], visible: str | None) -> tuple[Device,
         else:
             break
     return tuple(chosen)
-
-
-class _NvmlMemory(ctypes.Structure):
-    _fields_ = (
-        ("total", ctypes.c_ulonglong),
-        ("free", ctypes.c_ulonglong),
-        ("used", ctypes.c_ulonglong),
-    )
-
-
-def _nvml_devices() -> tuple[Device, ...]:
-    """All GPUs that the driver's management library lists; none where there is no driver."""
-    library: Any = None
-    with contextlib.suppress(OSError):
-        library = ctypes.CDLL("libnvidia-ml.so.1")
-    if library is None or library.nvmlInit_v2() != 0:
-        return ()
-    try:
-        count = ctypes.c_uint()
-        if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
-            return ()
-        found = [_nvml_device(library, index) for index in range(count.value)]
-        return tuple(device for device in found if device is not None)
-    finally:
-        library.nvmlShutdown()
-
-
-def _nvml_device(library: Any, index: int) -> Device | None:
-    handle = ctypes.c_void_p()
-    if library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) != 0:
-        return None
-    name = ctypes.create_string_buffer(_NAME_BYTES)
-    memory = _NvmlMemory()
-    library.nvmlDeviceGetName(handle, name, _NAME_BYTES)
-    library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
-    uuid = ctypes.create_string_buffer(_NAME_BYTES)
-    library.nvmlDeviceGetUUID(handle, uuid, _NAME_BYTES)
-    return Device(
-        name=name.value.decode(errors="replace"),
-        memory_bytes=int(memory.total),
-        uuid=uuid.value.decode(errors="replace"),
-    )

@@ -12,7 +12,8 @@ from typing import Final
 from autotune import registry
 from autotune.contract import hostmemory
 from autotune.errors import AutotuneError, EnvironmentFault
-from autotune.launchers.environment import inherited, with_caches
+from autotune.launchers import caches
+from autotune.launchers.environment import inherited
 from autotune.search import disk
 from autotune.search.checks import Check, State, attempt
 from autotune.search.devices import Devices
@@ -69,16 +70,13 @@ def _compiler() -> Check:
 
 def _caches(runs: Path) -> Check:
     before = dict(os.environ)
-    caches = {
-        name: value
-        for name, value in with_caches(before, runs.absolute()).items()
-        if name.endswith(("_CACHE_DIR", "_EXTENSIONS_DIR"))
-    }
-    own = sorted(name for name in caches if name in before)
+    places = caches.locations(caches.home(runs.absolute(), {}))
+    own = sorted(name for name in places if name in before)
+    places |= {name: before[name] for name in own}
     text = f"compiled kernels outlive trials below {runs / '.cache'}"
     if own:
         text += f"; set by you: {', '.join(own)}"
-    return Check(name="caches", state="ok", text=text, data=caches)
+    return Check(name="caches", state="ok", text=text, data=places)
 
 
 def _launchers() -> list[Check]:

@@ -59,6 +59,21 @@ def unfinished(contents: StudyContents) -> tuple[TrialRecord, ...]:
     )
 
 
+def cut_short(contents: StudyContents, limit_s: float) -> tuple[TrialRecord, ...]:
+    """Trials that failed for want of time under a limit below ``limit_s`` seconds.
+
+    Too slow for a limit is no time: with more of it the trial may be measured.
+    """
+    found: list[TrialRecord] = []
+    for trial in comparable(contents):
+        failure = failure_of(trial)
+        if failure is None or failure.limit_s is None or failure.limit_s >= limit_s:
+            continue
+        if contents.inside(trial):
+            found.append(trial)
+    return tuple(found)
+
+
 def observations(contents: StudyContents, space: SearchSpace) -> tuple[Observation, ...]:
     """What the sampler is told: launched configurations inside the present space that teach."""
     found: list[Observation] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 from autotune.contract import hostmemory
@@ -15,6 +16,8 @@ from autotune.contract.plan import Plan, Purpose, Racing, Reference
 from autotune.errors import AutotuneError
 from autotune.knobs.words import changed_settings
 from autotune.launchers.base import JobStatus, Launcher
+from autotune.search.causes import shortened
+from autotune.search.device_memory import DeviceMemory, Foreign
 from autotune.search.events import EventSink, LaunchEnded, LaunchStarted, Message, PhaseChanged
 from autotune.search.interrupts import Interrupts
 from autotune.search.judging import judge
@@ -65,13 +68,17 @@ class Runner:
         interrupts: Interrupts,
         events: EventSink,
         flops: Flops,
+        devices: Callable[[], DeviceMemory] | None = None,
     ) -> None:
+        """Args that say more than their type: ``devices`` begins to watch the devices' memory."""
         self._launcher = launcher
         self._recorder = recorder
         self._planner = planner
         self._interrupts = interrupts
         self._events = events
         self._flops = flops
+        self._watch_devices = devices
+        self._devices: DeviceMemory | None = None
         self._started = False
 
     def start(self) -> None:
@@ -83,6 +90,8 @@ class Runner:
         if not self._started:
             with self._interrupts.at_once():
                 note = self._launcher.start()
+                if self._watch_devices is not None and self._devices is None:
+                    self._devices = self._watch_devices()
             self._started = True
             if note is not None:
                 self._events(Message(text=note, level="warning"))
@@ -157,6 +166,7 @@ class Runner:
         return outcome
 
     def _submit_and_judge(self, folder: AttemptFolder, plan: Plan) -> Outcome:
+        foreign = self._foreign(())
         kills = hostmemory.oom_kills()
         job = self._launcher.submit(folder, plan)
         try:
@@ -164,6 +174,8 @@ class Runner:
         except BaseException:
             self._launcher.cancel(job)
             raise
+        for note in status.notes:
+            self._events(Message(text=note, level="warning"))
         outcome = judge(
             plan,
             folder,
@@ -172,7 +184,34 @@ class Runner:
             flops_per_iteration=self._flops.per_iteration,
             flops_per_s_at_peak=self._flops.per_s_at_peak,
         )
-        return self._excused(outcome)
+        return self._beside(self._foreign(foreign), self._excused(outcome))
+
+    def _foreign(self, known: tuple[Foreign, ...]) -> tuple[Foreign, ...]:
+        """What others hold on the devices beyond the start; said once for each launch."""
+        if self._devices is None or self._interrupts.requested:
+            return known
+        found = self._devices.settle()
+        if not known:
+            for one in found:
+                self._events(Message(text=f"{one}; it is left alone", level="warning"))
+        return found or known
+
+    def _beside(self, foreign: tuple[Foreign, ...], outcome: Outcome) -> Outcome:
+        """What follows from other programs on the devices of a launch."""
+        failure, measured = outcome.failure, outcome.measurement
+        text = "; ".join(str(one) for one in foreign)
+        if not foreign:
+            return outcome
+        if measured is not None:
+            notes = {**measured.notes, "foreign_memory": text}
+            return dataclasses.replace(
+                outcome, measurement=dataclasses.replace(measured, notes=notes)
+            )
+        if failure is not None and failure.kind == "oom_device":
+            reason = f"out of memory beside another program: {text}"
+            failed = dataclasses.replace(failure, kind="infra", reason=shortened(reason))
+            return dataclasses.replace(outcome, failure=failed)
+        return outcome
 
     def _watch(self, job: str) -> JobStatus:
         phase: Phase | None = None

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections import Counter
 from typing import Any, Final
 
 from autotune.contract.failures import POLICIES, next_step
 from autotune.contract.outcome import Outcome
 from autotune.contract.plan import Racing, Reference
 from autotune.errors import EnvironmentFault, InterruptedSearch, NothingFeasibleError
-from autotune.search import disk, history
+from autotune.search import disk, giving_up, history
 from autotune.search.advice import failures_table
 from autotune.search.anchors import Anchor
 from autotune.search.events import EventSink, Message, Progress
@@ -35,8 +34,6 @@ NOISE_EVERY: Final = 8
 """Trials between two launches of the baseline that measure the noise between launches."""
 UNKNOWN_NOISE: Final = {"cpu": 0.25, "cuda": 0.05}
 """Noise taken for racing until it is measured; on two CPU cores up to 21 % was seen."""
-ALIKE_CRASHES: Final = 5
-"""Trials that may crash for one and the same reason, which teaches nothing, without a success."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,7 +70,6 @@ class Loop:
         self._interrupts = interrupts
         self._events = events
         self._again: set[int] = set()
-        self._crashes: Counter[str] = Counter()
         self._begun = time.monotonic()
         self._done_here = 0
 
@@ -81,11 +77,12 @@ class Loop:
         """Run what is missing.
 
         Raises:
-            NothingFeasibleError: The baseline failed, or trials crash alike.
+            NothingFeasibleError: The baseline failed, or trials fail alike.
             InterruptedSearch: The user asked to stop.
             EnvironmentFault: The machine failed repeatedly, or the disk is full.
         """
         self._baseline()
+        self._longer_than_before()
         while history.counted(self._contents) < self._settings.trials:
             self._pause_point()
             if self._noise_is_due():
@@ -166,6 +163,16 @@ class Loop:
             f"the baseline (trial {record.number}) failed with {failure.kind}: {failure.reason}",
             hint=failures_table(self._contents),
         )
+
+    def _longer_than_before(self) -> None:
+        """Launch again what an earlier search gave less time than it would get now."""
+        limit_s = self._space.search.max_trial_time_s
+        for record in history.cut_short(self._contents, limit_s):
+            self._pause_point()
+            text = f"trial {record.number} passed its time limit; the limit is {limit_s:g} s now"
+            self._events(Message(text=text))
+            label = record.header.origin.replace(":", " ")
+            self._run_trial(record, self._config_again(record), label)
 
     def _next_trial(self) -> bool:
         """Run one trial: what was cut off, else an anchor, else a proposal. False: none is left."""
@@ -257,7 +264,7 @@ class Loop:
         self._events(self._progress())
         self._after(outcome)
         if not is_baseline:
-            self._watch_crashes(outcome)
+            self._stop_if_hopeless()
 
     def _log_of(self, record: TrialRecord) -> str:
         folder = self._contents.last_attempt("trial", record.number)
@@ -277,19 +284,16 @@ class Loop:
             hint=f"{next_step(failure.kind, failure.reason)}; then the same command resumes",
         )
 
-    def _watch_crashes(self, outcome: Outcome) -> None:
-        """Stop when trials crash alike: nothing is learnt of it, so it would go on to the end."""
-        if outcome.failure is None:
-            self._crashes.clear()
+    def _stop_if_hopeless(self) -> None:
+        """Stop when trials fail alike: it would go on so to the end."""
+        found = giving_up.enough(self._contents)
+        if found is None:
             return
-        if POLICIES[outcome.failure.kind].teaches:
-            return
-        self._crashes[outcome.failure.reason] += 1
-        if self._crashes[outcome.failure.reason] >= ALIKE_CRASHES:
-            raise NothingFeasibleError(
-                f"{ALIKE_CRASHES} trials crashed alike: {outcome.failure.reason}",
-                hint=failures_table(self._contents),
-            )
+        count, failure = found
+        verb = "crashed" if failure.kind == "crash" else f"failed with {failure.kind},"
+        raise NothingFeasibleError(
+            f"{count} trials {verb} alike: {failure.reason}", hint=failures_table(self._contents)
+        )
 
     def _progress(self) -> Progress:
         contents = self._contents

@@ -42,8 +42,26 @@ GPU_MEASURING: Final = Measuring(
     window_s=20.0,
     window_iterations=40,
 )
-PHASE_LIMITS_S: Final[Mapping[str, float]] = {"launch": 60.0, "init": 120.0, "teardown": 30.0}
-"""Phases that no configuration makes slow: longer is a hang. The others share the total limit."""
+STANDSTILL_S: Final[Mapping[str, float]] = {
+    "launch": 60.0,
+    "init": 120.0,
+    "build": 600.0,
+    "check": 600.0,
+    "warmup": 600.0,
+    "measure": 300.0,
+    "probe": 600.0,
+    "teardown": 30.0,
+}
+"""How long a rank may stand still in a phase, at most: longer is a hang.
+
+Its heartbeat moves with every parameter made and every micro-step issued, so a large model or a
+slow step passes. A compilation does not show, and 143 s were seen for one on a GPU (kernels of a
+gated delta net): where the first steps of a shape lie, the limit is far above that. The timed
+window repeats what warm-up ran."""
+STANDSTILL_SHARE: Final[Mapping[str, float]] = {"measure": 0.4}
+"""The same as a share of the trial's whole time, if that is less."""
+DEFAULT_SHARE: Final = 0.8
+"""For the other phases: a standstill is then told from a trial that is merely slow."""
 
 
 def measuring(topology: Topology) -> Measuring:
@@ -79,10 +97,14 @@ def numerics(precision: Precision | None, reference: Reference) -> Numerics:
 
 
 def deadlines(max_trial_time_s: float) -> Deadlines:
-    """Limits of one trial; no phase may take longer than the whole."""
+    """Limits of one trial, of which all but the first are on standing still."""
+    shares = {name: STANDSTILL_SHARE.get(name, DEFAULT_SHARE) for name in STANDSTILL_S}
     return Deadlines(
         total_s=max_trial_time_s,
-        phase_s={name: min(limit, max_trial_time_s) for name, limit in PHASE_LIMITS_S.items()},
+        phase_s={
+            name: min(limit, shares[name] * max_trial_time_s)
+            for name, limit in STANDSTILL_S.items()
+        },
     )
 
 
@@ -130,9 +152,17 @@ class Planner:
             topology=self.topology,
             measuring=dataclasses.replace(measuring(self.topology), racing=racing),
             numerics=numerics(self.workload.precision, reference),
-            deadlines=deadlines(self.space.search.max_trial_time_s),
+            deadlines=self._deadlines(),
             memory_margin_share=self.space.search.memory_margin_share,
         )
+
+    def _deadlines(self) -> Deadlines:
+        made = deadlines(self.space.search.max_trial_time_s)
+        if not isinstance(self.workload, CommandWorkload):
+            return made
+        # What a command does before its first step cannot be seen: only the whole limits it.
+        kept = {name: limit for name, limit in made.phase_s.items() if name != "build"}
+        return dataclasses.replace(made, phase_s=kept)
 
     @functools.cached_property
     def baseline_params(self) -> dict[str, Any]:

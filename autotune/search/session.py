@@ -20,6 +20,7 @@ from autotune.errors import InterruptedSearch
 from autotune.launchers.base import Launcher
 from autotune.search import history
 from autotune.search.confirm import confirm
+from autotune.search.device_memory import DeviceMemory
 from autotune.search.events import EventSink, Message, SearchStarted
 from autotune.search.interrupts import Interrupts
 from autotune.search.launching import Runner
@@ -96,6 +97,7 @@ def _search(
             interrupts=interrupts,
             events=events,
             flops=flops_of(prepared.workload, prepared.topology, prepared.devices),
+            devices=_devices(prepared, interrupts),
         )
         try:
             _enter(prepared, recorder, runner, store, projection, events)
@@ -219,6 +221,14 @@ def _local(folder: StudyFolder, topology: Topology, space: SearchSpace) -> Launc
         "Launcher",
         local(folder, topology.processes, topology.device, warm, backends=space.backends),
     )
+
+
+def _devices(prepared: Prepared, interrupts: Interrupts) -> Callable[[], DeviceMemory] | None:
+    """How to watch the memory of the devices that trials use; ``None`` on a machine without."""
+    if prepared.topology.device != "cuda":
+        return None
+    uuids = [device.uuid for device in prepared.devices.found]
+    return lambda: DeviceMemory(uuids, wait=interrupts.wait)
 
 
 def _so_far(recorder: StudyRecorder, trials: int) -> str:

@@ -3,42 +3,63 @@
 from __future__ import annotations
 
 import json
+import mmap
+import os
 import time
 from pathlib import Path
 from typing import Final
 
-from autotune.contract.failures import Phase
+from autotune.contract.failures import PHASES, Phase
+from autotune.contract.smallfile import PROGRESS, progress_file
 
 MIN_INTERVAL_S: Final = 1.0
-"""Within a phase the file is written at most once in this many seconds."""
+"""Within a phase the JSON file is written at most once in this many seconds."""
 
 
 class Heartbeat:
-    """Writes ``heartbeat-N.json``: phase, ``time.time()``, iterations completed.
+    """Tells the watchdog how far the rank has come.
 
-    It is advice for the watchdog, not a record: written aside and renamed, but not synced to the
-    disk, and a full disk is left for the record to report.
+    ``heartbeat-N.json`` has phase, ``time.time()``, iterations completed and steps, for whoever
+    looks; ``heartbeat-N.progress`` beside it has the same numbers up to the last step, so that of
+    two ranks that stand still the one that came less far is known. ``steps`` counts every sign of
+    progress. A step costs a store to mapped memory and no system call.
+
+    Both are advice, not a record: not synced to the disk, and a full disk is left for the record
+    to report.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._progress: mmap.mmap | None = None
         self._written = 0.0
         self._entered = time.perf_counter()
         self.phase: Phase = "launch"
         self.iteration = 0
+        self.steps = 0
         self.phase_s: dict[str, float] = {}
 
     def enter(self, phase: Phase) -> None:
         """Begin ``phase``."""
         self._account()
         self.phase = phase
+        if self._progress is None:
+            self._progress = _mapped(progress_file(self._path))
+        self._note()
         self._write()
 
     def beat(self, iteration: int) -> None:
-        """Say that ``iteration`` iterations are done; writes at most once a second."""
-        self.iteration = iteration
+        """Say that ``iteration`` iterations are done."""
+        if iteration != self.iteration:
+            self.iteration = iteration
+            self.steps += 1
+            self._note()
         if time.monotonic() - self._written >= MIN_INTERVAL_S:
             self._write()
+
+    def pulse(self) -> None:
+        """Say that this rank has moved: by a micro-step, or by a parameter made."""
+        self.steps += 1
+        self._note()
 
     def finish(self) -> dict[str, float]:
         """Close the present phase and return the seconds of each phase."""
@@ -50,12 +71,35 @@ class Heartbeat:
         self.phase_s[self.phase] = self.phase_s.get(self.phase, 0.0) + now - self._entered
         self._entered = now
 
+    def _note(self) -> None:
+        if self._progress is not None:
+            numbers = (PHASES.index(self.phase), self.iteration, self.steps)
+            PROGRESS.pack_into(self._progress, 0, *numbers)
+
     def _write(self) -> None:
         self._written = time.monotonic()
-        text = json.dumps({"phase": self.phase, "at": time.time(), "iteration": self.iteration})
+        said = {"phase": self.phase, "at": time.time(), "iteration": self.iteration}
+        text = json.dumps(said | {"steps": self.steps})
         temporary = self._path.with_name(f".{self._path.name}.tmp")
         try:
             temporary.write_text(text, encoding="utf-8")
             temporary.replace(self._path)
         except OSError:
             return
+
+
+def _mapped(path: Path) -> mmap.mmap | None:
+    """Map the file; ``None`` where that cannot be had: the JSON file then says what it can."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        handle = os.open(path, flags, 0o666)
+    except OSError:
+        return None
+    try:
+        # Written, not only made longer: a hole on a full disk would end the rank by SIGBUS.
+        os.pwrite(handle, bytes(PROGRESS.size), 0)
+        return mmap.mmap(handle, PROGRESS.size)
+    except (OSError, ValueError):
+        return None
+    finally:
+        os.close(handle)

@@ -150,6 +150,7 @@ class Meter:
         for index in range(self._done, self._done + count):
             results.append(self._stepper.iterate(index))
             self._marks.mark()
+            self._heart.beat(index + 1)
         seconds = self._marks.take()
         elapsed_s = time.perf_counter() - start
         losses = _numbers([result.loss for result in results])

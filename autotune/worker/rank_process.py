@@ -37,6 +37,8 @@ def rank_environment(run: Run, rank: int, listener: socket.socket) -> dict[str, 
         "MASTER_PORT": str(port),
         processes.MARKER: run.job,
     }
+    for name, folder in run.rank_folders.items():
+        environment[name] = f"{folder}/rank-{rank}"
     if rank == 0:
         environment[processes.LISTEN_FD] = str(listener.fileno())
     return environment

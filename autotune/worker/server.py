@@ -33,7 +33,18 @@ from typing import Final
 
 from autotune.contract import processes, protocol
 from autotune.contract.folder import AttemptFolder
-from autotune.contract.protocol import Command, Ended, Event, Kill, Problem, Ready, Run, Started
+from autotune.contract.protocol import (
+    Command,
+    Ended,
+    Event,
+    Kill,
+    Ping,
+    Pong,
+    Problem,
+    Ready,
+    Run,
+    Started,
+)
 from autotune.errors import RecordError
 from autotune.worker import preload, rank_process
 from autotune.worker.supervision import Trial
@@ -118,6 +129,8 @@ class Server:
                 self._send_all(trial.stop("cancelled", now))
                 if command.signal == signal.SIGKILL:
                     trial.signal_group(signal.SIGKILL)
+        elif isinstance(command, Ping):
+            self.send(Pong(number=command.number))
         else:
             return False
         return True

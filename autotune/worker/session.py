@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import faulthandler
 import os
 import random
-import threading
 import traceback
 import warnings
 from pathlib import Path
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from autotune.worker.memory import MemoryMeter
 
 TEARDOWN_S: Final = 5.0
-"""Longest wait for the process group to close; the process ends anyway."""
+"""Longest wait for the process group to close; then the process ends all the same."""
 
 
 def run_rank(folder: Path, rank: int) -> int:
@@ -61,17 +61,19 @@ class _Session:
         try:
             plan = self._folder.read_plan()
             self._recorder.digest = plan.digest
-            status, measurement = self._trial(plan)
+            status, measurement, engine = self._trial(plan)
         except BaseException as error:  # whatever ends a rank is recorded
             return self._fail(error)
-        return self._recorder.write(status, measurement=measurement)
+        code = self._recorder.write(status, measurement=measurement)
+        _tear_down(engine)
+        return code
 
     def terminate(self) -> None:
         """Record that the trial was stopped from outside, and end the process."""
         self._record_error(InterruptedTrialError("the trial was stopped by a signal"))
         os._exit(TERMINATED)
 
-    def _trial(self, plan: Plan) -> tuple[RankStatus, RankMeasurement]:
+    def _trial(self, plan: Plan) -> tuple[RankStatus, RankMeasurement, Engine]:
         self._heart.enter("init")
         import torch
 
@@ -83,6 +85,7 @@ class _Session:
         from autotune.worker.measure import Meter
         from autotune.worker.step import Stepper
 
+        self._heart.pulse()  # a cold rank has imported its libraries until here
         place = _prepare(plan, self._rank)
         rendezvous.init_process_group(plan, self._rank, folder=self._folder.path)
         _compare_digests(plan, place.device)
@@ -91,7 +94,12 @@ class _Session:
 
         self._heart.enter("build")
         backend = backend_of(plan.backend)
-        context = RankContext(rank=self._rank, local_rank=place.local_rank, device=place.device)
+        context = RankContext(
+            rank=self._rank,
+            local_rank=place.local_rank,
+            device=place.device,
+            beat=self._heart.pulse,
+        )
         engine: Engine = backend.build(plan, context)
         family = family_of(plan.training.model.family)
         vocabulary = family.vocab_size(plan.training.model.config)
@@ -108,6 +116,7 @@ class _Session:
             stream=stream,
             processes=plan.topology.processes,
             device=place.device,
+            moved=self._heart.pulse,
         )
         if plan.cut.batching == "packed":
             self._heart.enter("check")
@@ -136,8 +145,7 @@ class _Session:
             backward=gradients.backward(),
             notes=notes,
         )
-        _tear_down(engine)
-        return meter.status, measurement
+        return meter.status, measurement, engine
 
     def _fail(self, error: BaseException) -> int:
         # A full disk may refuse the log too; the record then still says what went wrong.
@@ -248,14 +256,15 @@ def _measurement(
 
 
 def _tear_down(engine: Engine) -> None:
-    """Close engine and process group; a peer that died must not hold this rank up."""
+    """Close engine and process group, or end the process with its stacks in the log.
 
-    def close() -> None:
-        import torch.distributed as dist
+    The record is written: nothing that happens here costs a result. A gloo group was seen to wait
+    for ever with the interpreter's lock held, so the limit is kept by a thread that needs no lock.
+    """
+    import torch.distributed as dist
 
+    faulthandler.dump_traceback_later(TEARDOWN_S, exit=True, file=2)
+    with contextlib.suppress(Exception):  # a peer may be gone already
         engine.close()
         dist.destroy_process_group()
-
-    thread = threading.Thread(target=close, name="teardown", daemon=True)
-    thread.start()
-    thread.join(TEARDOWN_S)
+    faulthandler.cancel_dump_traceback_later()

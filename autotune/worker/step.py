@@ -14,7 +14,7 @@ from autotune.models.family import ModelFamily
 from autotune.models.loss import token_loss_sum
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Iteration:
 
 
 class Stepper:
-    """Runs iterations of the stream on one rank."""
+    """Runs iterations of the stream on one rank; ``moved`` hears of every micro-step."""
 
     def __init__(
         self,
@@ -38,12 +38,14 @@ class Stepper:
         stream: TokenStream,
         processes: int,
         device: torch.device,
+        moved: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine = engine
         self._family = family
         self._stream = stream
         self._processes = processes
         self._device = device
+        self._moved = moved
 
     def iterate(self, index: int) -> Iteration:
         """Run iteration ``index`` of the stream. Never waits for the device by itself."""
@@ -80,4 +82,5 @@ class Stepper:
         logits = self._family.logits(self._engine.model, batch)
         loss = token_loss_sum(logits, batch.labels) * scale
         self._engine.backward(loss, last=last)
+        self._moved()
         return loss.detach()

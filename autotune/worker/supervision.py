@@ -1,6 +1,7 @@
 """Watches one running trial: deadlines, failed peers, the size of its logs, its end.
 
-The server calls :meth:`Trial.tick` a few times a second. The clock is ``time.monotonic``.
+The server calls :meth:`Trial.tick` a few times a second. The clock is ``time.monotonic``, but for
+what the coordinator compares with the ranks' own records, which is ``time.time``.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from autotune.contract import processes, smallfile
-from autotune.contract.failures import Phase
 from autotune.contract.folder import AttemptFolder
 from autotune.contract.protocol import Event, Exited, Run, Stopping, StopReason
-from autotune.worker import logs
+from autotune.worker import logs, sharedmemory
+from autotune.worker.pace import Pace
 
 PEER_GRACE_S: Final = 2.0
 """After one rank has failed, the others have this long to end by themselves."""
@@ -36,9 +37,10 @@ class Trial:
         self.exits: dict[int, Exited] = {}
         self.stopped_for: StopReason | None = None
         self._started = now
+        self._started_at = time.time()
         self._kill_at: float | None = None
-        self._peer_failed_at: float | None = None
-        self._phases: dict[int, tuple[Phase, float]] = {}
+        self._peers_end_at: float | None = None
+        self._paces = [Pace(now) for _ in pids]
         self._records_seen: set[int] = set()
 
     @property
@@ -69,9 +71,11 @@ class Trial:
                 rank=rank,
                 code=result.si_status if exited else None,
                 signal=None if exited else result.si_status,
+                at=time.time(),
             )
             self.exits[rank] = event
-            if event.code != 0:
+            # One that left no record has failed, even if it ended as if all were well.
+            if event.code != 0 or not self.folder.rank_file(rank).exists():
                 self._note_failure(now)
             yield event
 
@@ -82,26 +86,37 @@ class Trial:
         if self.has_ended:
             return
         if self.stopped_for is None:
-            reason = self._reason_to_stop(now)
-            if reason is not None:
-                yield from self.stop(reason, now)
+            yield from self._stop_if_due(now)
         elif self._kill_at is not None and now >= self._kill_at:
             self.signal_group(signal.SIGKILL)
 
-    def stop(self, reason: StopReason, now: float) -> Iterator[Event]:
+    def stop(
+        self,
+        reason: StopReason,
+        now: float,
+        *,
+        rank: int | None = None,
+        limit_s: float | None = None,
+    ) -> Iterator[Event]:
         """Begin to end the processes: SIGTERM now, SIGKILL after the grace."""
         if self.stopped_for is None and not self.has_ended:
             self.stopped_for = reason
             self._kill_at = now + TERM_GRACE_S
+            at = time.time()
             self.signal_group(signal.SIGTERM)
             # A stopped process (SIGSTOP, or a read from a terminal) takes no SIGTERM.
             self.signal_group(signal.SIGCONT)
-            yield Stopping(job=self.run.job, reason=reason)
+            yield Stopping(job=self.run.job, reason=reason, at=at, rank=rank, limit_s=limit_s)
 
     def signal_group(self, number: int) -> None:
-        """Signal every process of the group."""
+        """Signal every process of the group, and each rank that has left it."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pgid, number)
+        for rank in self._live_ranks():
+            # Unreaped, its pid is still its own.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if os.getpgid(self.pids[rank]) != self.pgid:
+                    os.kill(self.pids[rank], number)
 
     def finish(self, spared: frozenset[int], running: frozenset[str]) -> bool:
         """Kill whatever the trial left behind, then reap all of it.
@@ -128,32 +143,43 @@ class Trial:
         for pid in self.pids:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
+        sharedmemory.give_back(self.pids, since=self._started_at)
         return not left
 
     def _note_failure(self, now: float) -> None:
-        if self._peer_failed_at is None:
-            self._peer_failed_at = now
+        if self._peers_end_at is None:
+            self._peers_end_at = now + PEER_GRACE_S
 
-    def _reason_to_stop(self, now: float) -> StopReason | None:
-        if now - self._started > self.run.total_s:
-            return "timeout"
+    def _stop_if_due(self, now: float) -> Iterator[Event]:
         self._look_for_failed_records(now)
-        failed_at = self._peer_failed_at
-        if failed_at is not None and now - failed_at > PEER_GRACE_S:
-            return "peer_failed"
-        return "hang" if self._phase_is_overdue(now) else None
+        if self._peers_end_at is not None and now > self._peers_end_at:
+            yield from self.stop("peer_failed", now)
+            return
+        stuck = self._stuck_rank(now)
+        if stuck is not None:
+            rank, limit_s = stuck
+            yield from self.stop("hang", now, rank=rank, limit_s=limit_s)
+        elif now - self._started > self.run.total_s:
+            yield from self.stop("timeout", now, limit_s=self.run.total_s)
 
-    def _phase_is_overdue(self, now: float) -> bool:
-        overdue = False
-        for rank in self._live_ranks():
-            phase = smallfile.read_phase(self.folder.heartbeat_file(rank))
-            known, since = self._phases.get(rank, ("launch", self._started))
-            if phase != known:
-                since = now
-            self._phases[rank] = (phase, since)
-            limit = self.run.phase_s.get(phase)
-            overdue = overdue or (limit is not None and now - since > limit)
-        return overdue
+    def _stuck_rank(self, now: float) -> tuple[int, float] | None:
+        """The rank that holds up the trial, and the limit passed, once some rank passed its own.
+
+        A rank that waits for another in a collective stands still as well. The one that came
+        least far is named; of equals the one that stopped first.
+        """
+        passed: list[float] = []
+        live = list(self._live_ranks())
+        for rank in live:
+            pace = self._paces[rank]
+            pace.look(smallfile.read_beat(self.folder.heartbeat_file(rank)), now)
+            limit = pace.limit_s(self.run.phase_s)
+            if limit is not None and now - pace.since > limit:
+                passed.append(limit)
+        if not passed:
+            return None
+        paces = self._paces
+        return min(live, key=lambda rank: (paces[rank].beat.progress, paces[rank].since)), passed[0]
 
     def _look_for_failed_records(self, now: float) -> None:
         for rank in self._live_ranks():

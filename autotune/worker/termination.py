@@ -10,12 +10,12 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Final
 
+_STDERR: Final = 2
 _STOP: Final = 0
 _ENDING: Final = frozenset({signal.SIGTERM, signal.SIGINT})
 
@@ -35,7 +35,11 @@ class TerminationWatch:
             return self
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
+        faulthandler.unregister(signal.SIGTERM)  # it would not see the handler that comes now
         self._previous = signal.signal(signal.SIGTERM, _ignore)
+        # The stacks go to the log before anything else, even if a thread holds the interpreter's
+        # lock for ever.
+        faulthandler.register(signal.SIGTERM, file=_STDERR, all_threads=True, chain=True)
         self._previous_fd = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._watch, name="termination", daemon=True)
         self._thread.start()
@@ -50,6 +54,7 @@ class TerminationWatch:
     ) -> None:
         if not self._installed:
             return
+        faulthandler.unregister(signal.SIGTERM)
         signal.set_wakeup_fd(self._previous_fd)
         signal.signal(signal.SIGTERM, self._previous)
         os.write(self._writer, bytes([_STOP]))
@@ -61,7 +66,6 @@ class TerminationWatch:
         while True:
             received = os.read(self._reader, 64)
             if _ENDING.intersection(received):
-                faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)
                 self._act()
                 return
             if _STOP in received:

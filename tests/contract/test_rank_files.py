@@ -43,6 +43,16 @@ def test_a_heartbeat_that_says_nothing_means_launch(tmp_path, content):
 def test_a_heartbeat_names_its_phase(tmp_path):
     (tmp_path / "h").write_text('{"phase": "warmup", "at": 1.0, "iteration": 3}')
     assert smallfile.read_phase(tmp_path / "h") == "warmup"
+    beat = smallfile.read_beat(tmp_path / "h")
+    assert beat == smallfile.Beat(phase="warmup", iteration=3)
+    # Of the two files the one that is further on counts, whichever that is.
+    progress = smallfile.progress_file(tmp_path / "h")
+    progress.write_bytes(smallfile.PROGRESS.pack(4, 3, 17))
+    assert smallfile.read_beat(tmp_path / "h").steps == 17
+    progress.write_bytes(smallfile.PROGRESS.pack(3, 2, 16))
+    assert smallfile.read_beat(tmp_path / "h") == beat
+    progress.write_bytes(smallfile.PROGRESS.pack(99, 2, 16))
+    assert smallfile.read_beat(tmp_path / "h") == beat
     (tmp_path / "link").symlink_to(tmp_path / "h")
     assert smallfile.read_phase(tmp_path / "link") == "launch"
 

@@ -13,10 +13,12 @@ def _scripts_are_importable():
         yield
 
 
-@pytest.fixture(scope="module", params=["warm", "cold"])
+@pytest.fixture(scope="session", params=["warm", "cold"])
 def bench(request, tmp_path_factory):
-    """One server for all tests of a module; they may not harm it."""
-    bench = open_bench(tmp_path_factory.mktemp("runs") / "study", warm=request.param == "warm")
+    """One server for all tests, with all imports; they may not harm it."""
+    path = tmp_path_factory.mktemp("runs") / "study"
+    entry = "scripted_ranks:run_rank"
+    bench = open_bench(path, warm=request.param == "warm", entry=entry)
     bench.launcher.start()
     yield bench
     bench.launcher.close()

@@ -116,6 +116,6 @@ class Bench:
         return status, folder
 
 
-def open_bench(path, *, warm):
+def open_bench(path, *, warm, entry="light_ranks:run_rank", **options):
     study = StudyFolder(path)
-    return Bench(LocalLauncher(study, 2, "cpu", warm, entry="scripted_ranks:run_rank"), study)
+    return Bench(LocalLauncher(study, 2, "cpu", warm, entry=entry, **options), study)

@@ -24,11 +24,21 @@ def run_rank(folder: Path, rank: int) -> int:
     return globals()[f"do_{name}"](folder, rank, *arguments)
 
 
+def say(folder, rank, phase, **more):
+    """Give a sign of life, as a real rank does before anything that can fail."""
+    path = folder / f"heartbeat-{rank}.json"
+    said = {"phase": phase, "at": time.time(), "iteration": 0, **more}
+    path.with_suffix(".tmp").write_text(json.dumps(said))
+    path.with_suffix(".tmp").replace(path)
+
+
 def do_exit(folder, rank, code):
+    say(folder, rank, "init")
     return code
 
 
 def do_system_exit(folder, rank, code):
+    say(folder, rank, "init")
     sys.exit(code)
 
 
@@ -38,10 +48,16 @@ def do_sleep(folder, rank, seconds):
 
 
 def do_raise(folder, rank, message):
+    say(folder, rank, "init")
     raise RuntimeError(message)
 
 
 def do_signal(folder, rank, number):
+    say(folder, rank, "init")
+    return do_signal_at_once(folder, rank, number)
+
+
+def do_signal_at_once(folder, rank, number):
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.kill(os.getpid(), number)
     time.sleep(60)
@@ -86,9 +102,38 @@ def do_fifo_heartbeat(folder, rank):
 
 
 def do_phase(folder, rank, phase, seconds):
-    path = folder / f"heartbeat-{rank}.json"
-    path.write_text(json.dumps({"phase": phase, "at": time.time(), "iteration": 1}))
+    say(folder, rank, phase)
     time.sleep(seconds)
+    return 0
+
+
+def do_moving(folder, rank, phase, moves, every, then=0.0):
+    """Move slowly, a step now and then; afterwards stand still for ``then`` seconds."""
+    for step in range(moves):
+        say(folder, rank, phase, steps=step)
+        time.sleep(every)
+    time.sleep(then)
+    return 0
+
+
+def do_leave_group(folder, rank):
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    (folder / "left-group").touch()
+    time.sleep(600)
+    return 0
+
+
+def do_stop_server(folder, rank, number):
+    os.kill(os.getppid(), number)
+    time.sleep(600)
+    return 0
+
+
+def do_cache_folders(folder, rank):
+    names = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TILELANG_CACHE_DIR")
+    seen = {name: os.environ[name] for name in (*names, "TORCH_EXTENSIONS_DIR")}
+    (folder / f"caches-{rank}.json").write_text(json.dumps(seen))
     return 0
 
 
@@ -127,6 +172,7 @@ def do_describe(folder, rank):
 
     getenv = ctypes.CDLL(None).getenv
     getenv.restype = ctypes.c_char_p
+    imported = sys.modules.get("settings_at_import")
     names = ("RANK", "MARKED_BY_TEST", "FSDP_VERSION", "PYTORCH_NVML_BASED_CUDA_CHECK")
     c_view = {name: getenv(name.encode()) for name in names}
     links = {}
@@ -146,6 +192,8 @@ def do_describe(folder, rank):
         "argv": sys.argv,
         "sigterm_is_default": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
         "threads": len(list(Path("/proc/self/task").iterdir())),
+        "seen_at_import": getattr(imported, "SEEN", None),
+        "server": os.getppid(),
     }
     (folder / f"described-{rank}.json").write_text(json.dumps(data))
     return 0

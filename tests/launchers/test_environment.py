@@ -98,14 +98,23 @@ def test_the_package_is_put_first_on_the_path_once(tmp_path):
     assert env.with_package({}, None) == {}
 
 
-def test_caches_lie_below_the_runs_folder_unless_the_user_chose(tmp_path):
-    result = env.with_caches({"TRITON_CACHE_DIR": "/mine"}, tmp_path)
-    assert result["TRITON_CACHE_DIR"] == "/mine"
-    assert result["TORCHINDUCTOR_CACHE_DIR"].startswith(str(tmp_path))
-
-
 def test_variables_read_at_import_are_told_from_late_ones():
     plan = make_plan(
         environment={"NCCL_ALGO": "Ring", "TORCH_LOGS": "x", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     )
-    assert env.read_at_import(plan) == ("TORCH_LOGS",)
+    assert env.read_at_import(plan) == {"TORCH_LOGS": "x"}
+    assert not env.needs_interpreter(plan)
+    assert env.needs_interpreter(make_plan(environment={"MKL_NUM_THREADS": "4"}))
+
+
+def test_a_server_reads_at_import_what_a_trial_sets_and_still_has_one_thread():
+    made = env.server_environment(
+        {"TORCH_LOGS": "all"},
+        device="cpu",
+        package_root=None,
+        mark="0123456789ab",
+        settings={"TORCH_LOGS": "+dynamo"},
+    )
+    assert made["TORCH_LOGS"] == "+dynamo"
+    assert made["OMP_NUM_THREADS"] == "1"
+    assert made["AUTOTUNE_TRIAL"] == "0123456789ab--------------------"

@@ -11,7 +11,6 @@ import pytest
 from launching import is_running, make_plan, read_pid, wait_for
 
 from autotune.contract.folder import AttemptFolder
-from autotune.launchers.base import RankExit
 
 
 def exits(status):
@@ -28,11 +27,9 @@ def rank_pids(folder, ranks=2):
 def test_exit_codes_and_signals_are_reported_as_they_were(bench):
     status, _ = bench.run(["exit", 0], ["exit", 137], ["signal", signal.SIGSEGV])
     assert status.stopped_for is None
-    assert status.exits == (
-        RankExit(rank=0, exit_code=0, signal=None),
-        RankExit(rank=1, exit_code=137, signal=None),
-        RankExit(rank=2, exit_code=None, signal=signal.SIGSEGV),
-    )
+    assert exits(status) == [(0, None), (137, None), (None, signal.SIGSEGV)]
+    assert [one.rank for one in status.exits] == [0, 1, 2]
+    assert all(status.submitted_at < one.at <= time.time() for one in status.exits)
 
 
 def test_sys_exit_in_a_rank_ends_only_that_rank(bench):
@@ -87,6 +84,35 @@ def test_a_phase_that_passes_its_deadline_is_a_hang_and_leaves_its_stack(bench):
     assert (status.stopped_for, status.phase) == ("hang", "build")
     if bench.launcher.ready.modules:  # a cold rank is another program and sets its own handlers
         assert "do_phase" in folder.log_file(1).read_text()
+
+
+def test_a_slow_rank_whose_heartbeat_moves_is_no_hang(bench):
+    status, _ = bench.run(["moving", "build", 8, 0.25], phase_s={"build": 1.5})
+    assert status.stopped_for is None
+    assert exits(status) == [(0, None)]
+
+
+def test_the_rank_that_came_least_far_is_the_one_that_hangs(bench):
+    status, _ = bench.run(
+        ["moving", "measure", 3, 0.1, 600],
+        ["moving", "measure", 2, 0.1, 600],
+        phase_s={"measure": 1.0},
+    )
+    assert (status.stopped_for, status.stopped_rank) == ("hang", 1)
+    assert status.stopped_limit_s == 1.0
+
+
+def test_a_rank_that_ends_as_if_all_were_well_but_left_no_record_ends_its_peers(bench):
+    status, _ = bench.run(["exit", 0], ["sleep", 600])
+    assert status.stopped_for == "peer_failed"
+
+
+def test_a_rank_that_left_its_process_group_is_ended_too(bench):
+    # Not rank 0, which leads the group: a leader cannot leave it.
+    job, folder = bench.submit(["sleep", 600], ["leave_group"])
+    wait_for(lambda: (folder.path / "left-group").exists(), "the rank's own session")
+    bench.launcher.cancel(job)
+    assert not any(psutil.pid_exists(pid) for pid in rank_pids(folder))
 
 
 def test_a_trial_without_heartbeat_is_in_its_launch_phase(bench):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
@@ -22,6 +25,7 @@ from launching import (
 
 from autotune.contract.folder import StudyFolder
 from autotune.errors import EnvironmentFault
+from autotune.launchers import local
 from autotune.launchers.local import LocalLauncher
 
 
@@ -70,13 +74,19 @@ def test_a_module_that_ends_the_server_is_named_with_what_it_said(tmp_path, monk
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     study = StudyFolder(tmp_path / "study")
     launcher = LocalLauncher(study, 1, "cpu", backends=("none",), entry="fatal_module:run")
-    with pytest.raises(EnvironmentFault, match=r"ended while it started(.|\n)*boom: no luck"):
-        launcher.start()
+    with contextlib.closing(launcher):
+        for number in (1, 2):
+            said = r"ended while it started(.|\n)*boom: no luck"
+            with pytest.raises(EnvironmentFault, match=said) as caught:
+                launcher.start()
+            assert str(caught.value).count("boom") == 1
+            assert (study.path / "server.log").read_text().count("boom") == number
 
 
 def test_a_module_that_starts_a_thread_makes_ranks_start_cold(tmp_path, monkeypatch):
     (tmp_path / "threaded_module.py").write_text(
-        "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+        "import light_ranks, threading\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     study = StudyFolder(tmp_path / "study")
@@ -102,7 +112,7 @@ def test_a_server_that_is_not_ready_in_time_is_ended(tmp_path, monkeypatch):
         study, 1, "cpu", backends=("none",), entry="slow_module:run", start_limit_s=0.5
     )
     before = set(psutil.Process().children(recursive=True))
-    with pytest.raises(EnvironmentFault, match="not ready"):
+    with contextlib.closing(launcher), pytest.raises(EnvironmentFault, match="not ready"):
         launcher.start()
     assert set(psutil.Process().children(recursive=True)) <= before
 
@@ -145,7 +155,7 @@ def test_nothing_survives_when_the_kernel_kills_coordinator_and_server_at_once(c
     os.kill(pids[0], signal.SIGKILL)
     ranks = pids[1:5]
     wait_for(lambda: not any(is_running(pid) for pid in ranks), "the end of all ranks")
-    if is_running(pids[5]):  # out of reach of both: the next study's sweep is a later matter
+    if is_running(pids[5]):  # out of reach of both: the next search of the study ends it
         os.kill(pids[5], signal.SIGKILL)
 
 
@@ -176,15 +186,166 @@ def test_a_folder_with_hostile_characters_is_only_a_folder(tmp_path, monkeypatch
     assert not list(tmp_path.rglob("pwned"))
 
 
-def test_a_plan_that_sets_what_is_read_at_import_starts_cold(tmp_path):
+def test_a_plan_that_sets_what_is_read_at_import_gets_a_server_of_its_own(tmp_path, monkeypatch):
+    (tmp_path / "settings_at_import.py").write_text(
+        "import os, runpy\n"
+        "from light_ranks import run_rank\n"
+        "SEEN = os.environ.get('TORCH_LOGS', '')\n"
+        "if __name__ == '__main__':\n"
+        "    runpy.run_module('scripted_ranks', run_name='__main__')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     study = StudyFolder(tmp_path / "study")
-    launcher = LocalLauncher(study, 1, "cpu", entry="scripted_ranks:run_rank")
+    launcher = LocalLauncher(
+        study, 1, "cpu", backends=("none",), entry="settings_at_import:run_rank"
+    )
     try:
-        plan = make_plan(processes=1, environment={"TORCH_LOGS": "+dynamo"})
-        folder = make_attempt(study, 0, [["describe"]], plan)
-        status = launcher.poll(launcher.submit(folder, plan), timeout_s=WAIT_S)
+        described = [
+            _describe(launcher, study, number, environment)
+            for number, environment in enumerate(
+                [{}, {"TORCH_LOGS": "+dynamo"}, {"NCCL_ALGO": "Ring"}, {"TORCH_LOGS": "+dynamo"}]
+            )
+        ]
+        assert [one["seen_at_import"] for one in described] == ["", "+dynamo", "", "+dynamo"]
+        servers = [one["server"] for one in described]
+        assert servers[0] == servers[2] != servers[1] == servers[3]
+        threads = _describe(launcher, study, 4, {"MKL_NUM_THREADS": "4"})
+        assert threads["seen_at_import"] is None  # a program of its own imported nothing before
+        assert threads["environment"]["MKL_NUM_THREADS"] == "4"
     finally:
         launcher.close()
+    assert not any(is_running(pid) for pid in servers)
+
+
+def _describe(launcher, study, number, environment):
+    plan = make_plan(processes=1, environment=environment)
+    folder = make_attempt(study, number, [["describe"]], plan)
+    status = launcher.poll(launcher.submit(folder, plan), timeout_s=WAIT_S)
     assert status.exits[0].exit_code == 0
-    described = (folder.path / "described-0.json").read_text()
-    assert "scripted_ranks.py" in described  # argv of a program of its own
+    return json.loads((folder.path / "described-0.json").read_text())
+
+
+def test_a_server_that_hangs_is_replaced_and_its_ranks_are_ended(tmp_path):
+    bench = open_bench(tmp_path / "runs" / "study", warm=False, silence_s=1.0)
+    try:
+        job, folder = bench.submit(["ignore_term"], ["daemons", ["sleep", 600]])
+        names = ("pid-0", "pid-1", "daemon-forked")
+        pids = [wait_for(lambda n=n: read_pid(folder.path / n), n) for n in names]
+        server = bench.launcher.ready.pid
+        os.kill(server, signal.SIGSTOP)
+        status = bench.launcher.poll(job, timeout_s=WAIT_S)
+        assert (status.state, status.stopped_for) == ("ended", "server_lost")
+        assert not any(is_running(pid) for pid in [*pids, server])
+        after, _ = bench.run(["exit", 0])
+        assert after.stopped_for is None
+    finally:
+        bench.launcher.close()
+
+
+def test_an_answer_that_came_while_the_coordinator_slept_counts(tmp_path):
+    bench = open_bench(tmp_path / "runs" / "study", warm=False, silence_s=0.5)
+    try:
+        job, _ = bench.submit(["sleep", 600])
+        bench.launcher.poll(job, timeout_s=0.1)  # asks
+        time.sleep(1.5)
+        assert bench.launcher.poll(job, timeout_s=0.1).state == "running"
+        bench.launcher.cancel(job)
+    finally:
+        bench.launcher.close()
+
+
+def test_a_server_whose_ranks_die_before_they_run_anything_is_replaced(tmp_path):
+    bench = open_bench(tmp_path / "runs" / "study", warm=True)
+    try:
+        bench.launcher.start()
+        first = bench.launcher.ready.pid
+        bench.run(["phase", "build", 0.0])
+        bench.run(["exit", 0])
+        assert bench.launcher.ready.pid == first
+        bench.run(["signal", signal.SIGSEGV])  # in its init phase: a fault of the trial
+        bench.run(["exit", 0])
+        assert bench.launcher.ready.pid == first
+        bench.run(["signal_at_once", signal.SIGSEGV])
+        bench.run(["exit", 0])
+        assert bench.launcher.ready.pid != first
+        assert not is_running(first)
+    finally:
+        bench.launcher.close()
+
+
+def test_a_server_that_may_no_longer_fork_is_replaced_once_and_then_ranks_start_cold(
+    tmp_path, monkeypatch
+):
+    """It is found sound when it starts; a thread comes later, as from a library's timer."""
+    (tmp_path / "late_thread.py").write_text(
+        "import threading\n"
+        "import autotune.worker.preload as preload\n"
+        "asked = []\n"
+        "sound = preload.why_no_fork\n"
+        "preload.why_no_fork = lambda: asked.append(1) or (\n"
+        "    sound() if len(asked) == 1 else 'a thread came late')\n"
+        "from light_ranks import run_rank\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    study = StudyFolder(tmp_path / "study")
+    launcher = LocalLauncher(study, 1, "cpu", backends=("none",), entry="late_thread:run_rank")
+    launcher._entry_for = lambda warm: "late_thread:run_rank" if warm else "scripted_ranks"
+    try:
+        assert launcher.start() is None
+        before = launcher.ready.pid
+        plan = make_plan(processes=1)
+        folder = make_attempt(study, 0, [["exit", 7]], plan)
+        status = launcher.poll(launcher.submit(folder, plan), timeout_s=WAIT_S)
+        assert [e.exit_code for e in status.exits] == [7]
+        assert "a thread came late" in status.notes[-1]
+        assert not is_running(before)
+        again = make_attempt(study, 1, [["exit", 8]], plan)
+        status = launcher.poll(launcher.submit(again, plan), timeout_s=WAIT_S)
+        assert [e.exit_code for e in status.exits] == [8]
+        assert status.notes == ()
+    finally:
+        launcher.close()
+
+
+def test_warm_servers_that_keep_dying_give_way_to_cold_ranks(tmp_path):
+    bench = open_bench(tmp_path / "runs" / "study", warm=True)
+    try:
+        for _ in range(3):
+            status, _ = bench.run(["stop_server", signal.SIGKILL])
+            assert status.stopped_for == "server_lost"
+        status, _ = bench.run(["exit", 5])
+        assert [e.exit_code for e in status.exits] == [5]
+        assert "died again and again" in status.notes[0]
+    finally:
+        bench.launcher.close()
+
+
+def test_what_outlived_coordinator_and_server_is_ended_by_the_next_search(tmp_path, monkeypatch):
+    """A process in a session of its own, beyond the reach of the kernel's parent signals."""
+    monkeypatch.setattr(local, "STRAY_GRACE_S", 0.5)
+    process = subprocess.Popen(
+        [sys.executable, str(HERE / "coordinator.py"), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    )
+    with process, process.stdout:
+        server, *_, stray = (int(pid) for pid in process.stdout.readline().split())
+        os.kill(server, signal.SIGSTOP)  # it must not clean up
+        process.kill()
+    assert is_running(stray)
+    other = open_bench(tmp_path / "other", warm=False)
+    try:
+        assert other.launcher.start() is None
+        assert is_running(stray)  # another study's processes are nobody's business
+    finally:
+        other.launcher.close()
+    launcher = LocalLauncher(StudyFolder(tmp_path / "study"), 2, "cpu", False)
+    try:
+        note = launcher.start()
+        assert note is not None
+        assert "that an earlier search of this study left" in note
+        assert not is_running(stray)
+        assert not is_running(server)
+    finally:
+        launcher.close()

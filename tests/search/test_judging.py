@@ -192,6 +192,108 @@ def test_timeout_and_hang_name_phase_and_limit(plan: Plan, folder: AttemptFolder
     assert "120 s" in hung.failure.reason
 
 
+def test_a_hang_names_the_rank_that_stood_still_where_and_for_how_long(
+    plan: Plan, folder: AttemptFolder
+) -> None:
+    stopped = Act(error="the trial was stopped by a signal", kind="interrupted", phase="measure")
+    write(folder, plan, stopped, stopped)
+    beat = {"phase": "measure", "at": 1.0, "iteration": 7, "steps": 40}
+    folder.heartbeat_file(1).write_text(json.dumps(beat))
+    hung = status(stopped_for="hang", stopped_at=9.0, stopped_rank=1, stopped_limit_s=120.0)
+    failure = judge(plan, folder, hung).failure
+    assert failure is not None
+    assert (failure.kind, failure.rank, failure.iteration) == ("hang", 1, 7)
+    assert failure.reason == "rank 1 did not move for 120 s in phase measure, after 7 iterations"
+    assert failure.limit_s == plan.deadlines.total_s
+
+
+def test_a_result_that_every_rank_left_is_not_lost_to_what_came_after(
+    plan: Plan, folder: AttemptFolder
+) -> None:
+    write(folder, plan, Act(), Act())
+    for reason in ("hang", "timeout", "server_lost"):
+        assert judge(plan, folder, status(stopped_for=reason, phase="teardown")).state == "complete"
+    write(folder, plan, Act(), Act(error="CUDA out of memory"))
+    assert kind(judge(plan, folder, status(stopped_for="hang"))) == "oom_device"
+
+
+def test_the_first_in_time_is_the_reason_be_it_an_error_or_a_death(
+    plan: Plan, folder: AttemptFolder
+) -> None:
+    write(folder, plan, Act(error="Rank 1 is gone and nothing works", phase="measure"), None)
+    now = folder.read_rank(0).error.at  # type: ignore[union-attr]
+
+    def died(after_s: float) -> Outcome:
+        death = RankExit(rank=1, exit_code=None, signal=signal.SIGSEGV, at=now + after_s)
+        return judge(plan, folder, status(death, stopped_for="peer_failed", stopped_at=now + 30))
+
+    assert died(-5.0).failure.rank == 1  # type: ignore[union-attr]
+    # The peer's connection closes a moment before the death can be seen.
+    assert died(0.2).failure.rank == 1  # type: ignore[union-attr]
+    late = died(5.0).failure
+    assert late is not None
+    assert (late.rank, late.kind) == (0, "crash")
+    write(folder, plan, Act(error="CUDA out of memory"), None)
+    now = folder.read_rank(0).error.at  # type: ignore[union-attr]
+    # No peer's death makes a rank run out of memory.
+    assert kind(died(0.2)) == "oom_device"
+
+
+def test_what_ended_after_the_launcher_began_to_end_it_is_no_cause(
+    plan: Plan, folder: AttemptFolder
+) -> None:
+    killed = [
+        RankExit(rank=0, exit_code=None, signal=signal.SIGABRT, at=20.5),
+        RankExit(rank=1, exit_code=None, signal=signal.SIGKILL, at=22.0),
+    ]
+    late = judge(plan, folder, status(*killed, stopped_for="timeout", stopped_at=20.0))
+    assert kind(late) == "timeout"
+
+
+def test_an_error_of_another_rank_comes_before_a_damaged_record(
+    plan: Plan, folder: AttemptFolder
+) -> None:
+    write(folder, plan, Act(), Act(error="CUDA out of memory"))
+    folder.rank_file(0).write_bytes(b"{")
+    assert kind(judge(plan, folder, status(stopped_for="peer_failed"))) == "oom_device"
+    write(folder, plan, Act(), Act(error="Connection reset by peer"))
+    folder.rank_file(0).write_bytes(b"{")
+    failed = judge(plan, folder, status(stopped_for="peer_failed")).failure
+    assert failed is not None
+    assert (failed.kind, failed.rank) == ("crash", 0)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "number", "log", "expected"),
+    [
+        (137, None, "", "oom_host"),
+        (None, signal.SIGKILL, "", "crash"),
+        (None, signal.SIGBUS, "insufficient shared memory (shm)", "oom_host"),
+        (None, signal.SIGBUS, "Fatal Python error: Bus error", "crash"),
+        (None, signal.SIGABRT, "terminate called: what(): std::bad_alloc", "oom_host"),
+        (None, signal.SIGABRT, "what(): CUDA error: out of memory", "oom_device"),
+        (None, signal.SIGSEGV, "an earlier CUDA out of memory was caught", "crash"),
+        (1, None, "RuntimeError: CUDA out of memory", "oom_device"),
+        (0, None, "", "crash"),
+    ],
+)
+def test_how_a_rank_without_a_record_ended(
+    plan: Plan,
+    folder: AttemptFolder,
+    exit_code: int | None,
+    number: int | None,
+    log: str,
+    expected: str,
+) -> None:
+    write(folder, plan, Act(error="Connection reset by peer"), None)
+    folder.log_file(1).write_text(log, encoding="utf-8")
+    ended = RankExit(rank=1, exit_code=exit_code, signal=number)
+    outcome = judge(plan, folder, status(ended, stopped_for="peer_failed"))
+    assert kind(outcome) == expected
+    assert outcome.failure is not None
+    assert outcome.failure.rank == 1
+
+
 def test_the_launchers_own_signal_is_no_cause(plan: Plan, folder: AttemptFolder) -> None:
     stopped = Act(error="the trial was stopped by a signal", kind="interrupted", phase="check")
     write(folder, plan, stopped, stopped)

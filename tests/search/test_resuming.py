@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import sqlite3
 import subprocess
@@ -123,6 +124,54 @@ def test_kill_9_in_mid_trial_and_the_same_command_goes_on(bench: Bench, tmp_path
     states = [t.state.name for t in shown.trials]
     assert states.count("COMPLETE") == 6
     assert "RUNNING" not in states
+
+
+KILLED_ANYWHERE = """
+import sys, time
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from scripted import Bench, by_micro_batch
+
+def script(plan):
+    time.sleep(0.05)
+    return by_micro_batch(plan)
+
+Bench(Path({folder!r})).search(script, trials=12)
+"""
+
+
+def test_kill_9_at_any_moment_loses_nothing_and_counts_nothing_twice(
+    bench: Bench, tmp_path: Path
+) -> None:
+    """The same on real trials, thirty times: ``benchmarks/kills.py``."""
+    code = KILLED_ANYWHERE.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
+    study = StudyFolder.of(bench.runs, "s")
+    moments = random.Random(7)
+    for _ in range(5):
+        coordinator = subprocess.Popen([sys.executable, "-c", code])
+        try:
+            # Its imports take most of the time: the moments lie in what follows them.
+            before = len(list(study.path.glob("*/*/attempt-*")))
+            deadline = time.monotonic() + 120
+            while len(list(study.path.glob("*/*/attempt-*"))) == before:
+                if coordinator.poll() is not None or time.monotonic() > deadline:
+                    break
+                time.sleep(0.005)
+            time.sleep(moments.uniform(0.0, 0.4))
+        finally:
+            coordinator.send_signal(signal.SIGKILL)
+            coordinator.wait()
+    result = bench.search(by_micro_batch, trials=12)
+    trials = result.contents.trials
+    assert [trial.number for trial in trials] == list(range(12))
+    assert len({trial.header.key for trial in trials}) == 12
+    assert history.counted(result.contents) == 12
+    assert result.contents.problems == ()
+    for trial in trials:
+        states = [attempt.outcome.state for attempt in trial.attempts if attempt.outcome]
+        assert states[-1] == "complete"
+        assert set(states[:-1]) <= {"interrupted"}
+    assert read_study(study) == result.contents
 
 
 def test_users_optuna_study_holds_the_truth(bench: Bench) -> None:

@@ -170,18 +170,96 @@ def test_wrong_numbers_fail_and_never_win(bench: Bench) -> None:
     assert best.header.params["micro_batch"] == 4
 
 
-def test_crashes_alike_stop_the_search_with_a_table(bench: Bench) -> None:
-    """BUG-071: what teaches nothing is not repeated to the end of the budget."""
+@pytest.mark.parametrize(
+    ("act", "said", "launches"),
+    [
+        (Act(error="cannot import name 'x'"), "3 trials crashed alike", 1 + 3 * 2),
+        (
+            Act(error="the engine knows no such key", kind="incompatible", phase="build"),
+            "3 trials failed with incompatible, alike",
+            1 + 3,
+        ),
+    ],
+)
+def test_three_identical_failures_before_any_success_stop_the_search(
+    bench: Bench, act: Act, said: str, launches: int
+) -> None:
+    """BUG-071: what says the same each time is not repeated to the end of the budget."""
+    with pytest.raises(NothingFeasibleError, match=said) as caught:
+        bench.search(lambda plan: act if plan.number else Act(), trials=40)
+    assert caught.value.exit_code == 1
+    assert caught.value.hint is not None
+    assert "next: " in caught.value.hint
+    assert bench.launcher is not None
+    assert len(bench.launcher.plans) == launches
 
+
+def test_identical_failures_are_counted_over_restarts(bench: Bench) -> None:
+    act = Act(error="the engine knows no such key", kind="incompatible", phase="build")
+
+    def script(plan: Plan) -> Act:
+        return act if plan.number else Act()
+
+    bench.search(script, trials=3)
+    with pytest.raises(NothingFeasibleError, match="3 trials failed"):
+        bench.search(script, trials=40)
+    assert bench.launcher is not None
+    assert len(bench.launcher.plans) == 1
+
+
+def test_failures_after_a_success_or_in_different_words_do_not_stop_it(bench: Bench) -> None:
+    def script(plan: Plan) -> Act:
+        if plan.number < 2:
+            return Act()
+        return Act(error="the engine knows no such key", kind="incompatible", phase="build")
+
+    assert history.counted(bench.search(script, trials=8).contents) == 8
+
+    def other(plan: Plan) -> Act:
+        if plan.number == 0:
+            return Act()
+        return Act(error=f"key {plan.number} is unknown", kind="incompatible", phase="build")
+
+    again = Bench(bench.runs.parent / "again")
+    again.runs.parent.mkdir()
+    assert history.counted(again.search(other, trials=6).contents) == 6
+
+
+def test_crashes_alike_after_a_success_stop_the_search_too(bench: Bench) -> None:
     def crash(plan: Plan) -> Act:
-        return Act() if plan.number == 0 else Act(error="cannot import name 'x'")
+        return Act() if plan.number < 2 else Act(error="cannot import name 'x'")
 
-    with pytest.raises(NothingFeasibleError, match="crashed alike") as caught:
+    with pytest.raises(NothingFeasibleError, match="5 trials crashed alike") as caught:
         bench.search(crash, trials=40)
     assert caught.value.hint is not None
     assert "5 × crash" in caught.value.hint
+
+
+def test_a_trial_cut_short_by_a_limit_is_launched_again_when_the_limit_is_raised(
+    bench: Bench,
+) -> None:
+    """BUG-040: exceeding a limit is its own outcome, is no time, and is not for good."""
+
+    def slow(plan: Plan) -> Act:
+        if plan.number == 2 and plan.deadlines.total_s < 500:
+            return Act(forever=False, signal=9, stopped_for="timeout", phase="check")
+        return by_micro_batch(plan)
+
+    first = bench.search(slow, trials=4).contents.trial(2)
+    assert first is not None
+    assert (first.state, history.failure_of(first).kind) == ("failed", "timeout")  # type: ignore[union-attr]
+    assert first.measurement is None
+    bench.search(slow, trials=4)
     assert bench.launcher is not None
-    assert len(bench.launcher.trials()) <= 11
+    assert bench.launcher.plans == []
+    longer = SPACE + "search: {max_trial_time: 10m}\n"
+    result = bench.search(slow, space=longer, trials=4)
+    assert bench.launcher is not None
+    assert [plan.number for plan in bench.launcher.trials()] == [2]
+    again = result.contents.trial(2)
+    assert again is not None
+    assert again.state == "complete"
+    assert history.counted(result.contents) == len(result.contents.trials) == 4
 
 
 def test_infra_is_retried_and_not_counted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

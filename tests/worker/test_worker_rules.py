@@ -14,6 +14,7 @@ from autotune.backends.base import IncompatibleConfigError
 from autotune.contract import hostmemory
 from autotune.contract.outcome import ReadBack
 from autotune.contract.plan import Racing
+from autotune.contract.smallfile import Beat, read_beat
 from autotune.errors import EnvironmentFault
 from autotune.worker import attestation, failures, memory, timing
 from autotune.worker.heartbeat import Heartbeat
@@ -130,6 +131,21 @@ def test_heartbeat_accounts_for_each_phase(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "heartbeat-0.json").read_text())
     assert (written["phase"], written["iteration"]) == ("measure", 3)
     assert set(heart.finish()) == {"launch", "check", "measure"}
+
+
+def test_every_step_is_seen_at_once_by_who_watches(tmp_path: Path) -> None:
+    heart = Heartbeat(tmp_path / "heartbeat-0.json")
+    heart.enter("check")
+    for number in range(1, 4):
+        heart.pulse()
+        assert read_beat(tmp_path / "heartbeat-0.json").steps == number
+    heart.beat(1)
+    assert read_beat(tmp_path / "heartbeat-0.json") == Beat(phase="check", iteration=1, steps=4)
+    heart.beat(1)  # said again, but nothing moved
+    assert read_beat(tmp_path / "heartbeat-0.json").steps == 4
+    (tmp_path / "heartbeat-0.json").unlink()
+    heart.pulse()
+    assert read_beat(tmp_path / "heartbeat-0.json").steps == 5
 
 
 def test_heartbeat_survives_a_folder_that_is_gone(tmp_path: Path) -> None:
