@@ -41,8 +41,10 @@ def lines_of(event: Event, width: int = WIDTH) -> list[str]:
         return [f"  {progress_text(event)}"]
     if isinstance(event, ConfirmationStarted):
         done = f", {event.done} of them done" if event.done else ""
+        names = ", ".join(str(number) for number in (event.finalist, *event.others))
+        trials = f"trials {names}" if event.others else f"trial {names}"
         return [
-            f"confirmation: trial {event.finalist} and the baseline are launched again in turns, "
+            f"confirmation: {trials} and the baseline are launched again in turns, "
             f"{event.rounds} rounds{done}"
         ]
     if isinstance(event, Finished):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from autotune.contract.failures import POLICIES, next_step
 from autotune.contract.outcome import Outcome
 from autotune.contract.plan import CheckPoint, Racing
 from autotune.errors import EnvironmentFault, InterruptedSearch, NothingFeasibleError
-from autotune.search import disk, history
+from autotune.search import disk, history, noise
 from autotune.search.advice import failures_table
 from autotune.search.anchors import Anchor
 from autotune.search.events import EventSink, Message, Progress
@@ -33,8 +33,6 @@ from autotune.store.records import (
 
 NOISE_EVERY: Final = 8
 """Trials between two launches of the baseline that measure the noise between launches."""
-UNKNOWN_NOISE: Final = {"cpu": 0.25, "cuda": 0.05}
-"""Noise taken for racing until it is measured; on two CPU cores up to 21 % was seen."""
 ALIKE_CRASHES: Final = 5
 """Trials that may crash for one and the same reason, which teaches nothing, without a success."""
 
@@ -66,7 +64,8 @@ class Loop:
     ) -> None:
         self._settings = settings
         self._planner = planner
-        self._space = planner.space
+        self.space = self._space = planner.space
+        self.device: Literal["cpu", "cuda"] = planner.topology.device
         self._recorder = recorder
         self._runner = runner
         self._projection = projection
@@ -338,9 +337,7 @@ class Loop:
         best = history.s_per_it(self._contents, ranked[0].number)
         if best is None:
             return None
-        noise = history.noise_share(self._contents)
-        unknown = UNKNOWN_NOISE[self._planner.topology.device]
-        return Racing(best_s_per_it=best, noise_share=unknown if noise is None else noise)
+        return Racing(best_s_per_it=best, noise_share=noise.for_racing(self._contents, self.device))
 
     def _config_again(self, record: TrialRecord) -> Config:
         """The recorded configuration as the present space resolves it."""
