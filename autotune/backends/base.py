@@ -105,6 +105,13 @@ class Backend(Protocol):
     def anchors(self, workload: Workload) -> dict[str, dict[str, Any]]:
         """Known configurations to try first: name to full knob name to value."""
 
+    def auto(self, workload: Workload) -> dict[str, Any]:
+        """Return what ``auto`` stands for: full name to value, of each knob with a rule for it.
+
+        Raises:
+            InputError: The model's configuration does not say what the rules need.
+        """
+
     def render(self, plan: Plan) -> dict[str, Any]:
         """Return the engine's own configuration, plain JSON data.
 

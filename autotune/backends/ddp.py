@@ -70,6 +70,11 @@ class DdpBackend:
             for name, changes in anchors.items()
         }
 
+    def auto(self, workload: Workload) -> dict[str, Any]:
+        """Nothing: torch has no such word."""
+        del workload
+        return {}
+
     def render(self, plan: Plan) -> dict[str, Any]:
         """Return all that the engine is told, as plain data (DDP has no file of its own).
 

@@ -115,6 +115,11 @@ class Zero3Backend:
         hidden, _ = hidden_size(workload.model.config)
         return {name: _full(values) for name, values in _anchors(hidden).items()}
 
+    def auto(self, workload: Workload) -> dict[str, Any]:
+        """Hugging Face's rule, from the hidden size."""
+        hidden, _ = hidden_size(workload.model.config)
+        return {f"{self.name}.{key}": value for key, value in _hf_auto(hidden).items()}
+
     def render(self, plan: Plan) -> dict[str, Any]:
         """Return the whole DeepSpeed JSON, each value explicit, for a trainer.
 
@@ -194,12 +199,21 @@ def _full(values: Mapping[str, Any]) -> dict[str, Any]:
     return {f"zero3.{key}": value for key, value in values.items()}
 
 
-def _anchors(hidden: int) -> dict[str, dict[str, Any]]:
-    """Settings by anchor; what is not named stays at the engine's default.
+def _hf_auto(hidden: int) -> dict[str, int]:
+    """What ``auto`` means to transformers.
 
-    ``hf_auto`` is the rule of transformers (``integrations/deepspeed.py``,
-    ``trainer_config_finalize``): reduce h², prefetch 0.9 h² (as an integer), persistence 10 h.
+    ``integrations/deepspeed.py``, ``trainer_config_finalize``: h², 0.9 h² as an integer, 10 h.
     """
+    square = hidden * hidden
+    return {
+        "reduce_bucket_size": square,
+        "stage3_prefetch_bucket_size": square * 9 // 10,
+        "stage3_param_persistence_threshold": 10 * hidden,
+    }
+
+
+def _anchors(hidden: int) -> dict[str, dict[str, Any]]:
+    """Settings by anchor; what is not named stays at the engine's default."""
     defaults: dict[str, Any] = {
         "stage3_prefetch_bucket_size": 50_000_000,
         "stage3_param_persistence_threshold": 100_000,
@@ -211,15 +225,9 @@ def _anchors(hidden: int) -> dict[str, dict[str, Any]]:
         "contiguous_gradients": True,
         "overlap_comm": True,
     }
-    square = hidden * hidden
     return {
         "engine_defaults": defaults,
-        "hf_auto": {
-            **defaults,
-            "reduce_bucket_size": square,
-            "stage3_prefetch_bucket_size": square * 9 // 10,
-            "stage3_param_persistence_threshold": 10 * hidden,
-        },
+        "hf_auto": {**defaults, **_hf_auto(hidden)},
         # Every parameter its own all-gather, none kept whole: wins where latency is cheap
         # (1.38× on two CPU processes over the default threshold of 1e5).
         "partition_all": {**defaults, "stage3_param_persistence_threshold": 0},

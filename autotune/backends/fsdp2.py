@@ -99,6 +99,11 @@ class Fsdp2Backend:
             for name, changes in anchors.items()
         }
 
+    def auto(self, workload: Workload) -> dict[str, Any]:
+        """Nothing: torch has no such word."""
+        del workload
+        return {}
+
     def render(self, plan: Plan) -> dict[str, Any]:
         """Return all that the engine is told, as plain data (FSDP2 has no file of its own)."""
         precision, optimizer = plan.workload.precision, plan.workload.optimizer

@@ -45,6 +45,8 @@ class Knob:
     meaning: str
     """One line: what it does, and what a larger value costs."""
 
+    auto: str = ""
+    """What ``auto`` means for trainers, as a formula; empty where it means nothing."""
     refused: tuple[tuple[Any, str], ...] = ()
     """Values that the owner defines and this version does not offer, each with the reason."""
 

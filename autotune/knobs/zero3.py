@@ -30,6 +30,7 @@ _FETCH: Final = (
         read_from="optimizer.parameter_offload param coordinator: __prefetch_bucket_sz",
         source=_CONFIG,
         meaning="Parameters fetched ahead of use; more hides latency and costs memory. 0 is off.",
+        auto="9 · hidden_size² ÷ 10",
     ),
     Knob(
         owner="zero3",
@@ -43,6 +44,7 @@ _FETCH: Final = (
         read_from="optimizer.parameter_offload.param_numel_persistence_threshold",
         source=_CONFIG,
         meaning="Smaller parameters stay whole on every rank; more saves messages, costs memory.",
+        auto="10 · hidden_size",
     ),
     Knob(
         owner="zero3",
@@ -162,6 +164,7 @@ _REDUCE: Final = (
         read_from="optimizer.reduce_bucket_size",
         source=_CONFIG,
         meaning="Gradients reduced at a time; stage 3 allocates one buffer of this size a dtype.",
+        auto="hidden_size²",
     ),
     Knob(
         owner="zero3",

@@ -17,6 +17,7 @@ from autotune.errors import EnvironmentFault, InputError
 from autotune.models.family import family_of
 from autotune.search import disk
 from autotune.search.anchors import Anchor, find_anchors
+from autotune.search.automatic import resolve_auto
 from autotune.search.devices import Devices, find_topology, visible_devices
 from autotune.search.earlier import earlier_bests
 from autotune.search.fitting import fitting
@@ -90,6 +91,7 @@ def prepare(request: SearchRequest, *, staging: Path) -> Prepared:
     if refusal is not None:
         space = loaded.on(topology, packing_refusal=refusal)
     space = fitting(space, workload, topology, devices)
+    space, automatic = resolve_auto(space, workload)
     facts = environment(topology)
     planner = Planner(study=folder.name, space=space, workload=workload, topology=topology)
     _check_baseline(space, planner)
@@ -107,7 +109,7 @@ def prepare(request: SearchRequest, *, staging: Path) -> Prepared:
         trials=trials,
         planner=planner,
         anchors=find_anchors(space, workload, earlier) if request.anchors else (),
-        notes=(*_notes(space, workload.model, devices, topology), *few),
+        notes=(*_notes(space, workload.model, devices, topology), *automatic, *few),
     )
 
 

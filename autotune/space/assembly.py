@@ -11,7 +11,7 @@ from autotune.knobs.knob import Knob
 from autotune.space import conditions, reading, sections
 from autotune.space.canonical import label
 from autotune.space.catalogue import Catalogue
-from autotune.space.model import Choices, Constraint, Dropped, Param
+from autotune.space.model import AUTO, Choices, Constraint, Dropped, Param
 from autotune.space.nodes import Entry, Node, Table
 from autotune.space.params import read_domain
 from autotune.space.place import Place
@@ -124,7 +124,7 @@ class _Reader:
 
     def _values(self, section: str, into: dict[str, Any]) -> None:
         for entry, knob in self._knobs(section, skip=("backend",) if section == "baseline" else ()):
-            value = reading.knob_value(entry.value, knob)
+            value = reading.stated_value(entry.value, knob)
             if self._is_foreign(knob):
                 self._drop(entry.key, value, knob)
                 continue
@@ -236,7 +236,8 @@ class _Reader:
             for param in self.params
             if isinstance(param.domain, Choices) and param.when is None
         }
-        constant = {name: (value,) for name, value in {**self.stated, **self.fixed}.items()}
+        stated = {**self.stated, **self.fixed}
+        constant = {name: (value,) for name, value in stated.items() if value != AUTO}
         return {**constant, **lists, conditions.BACKEND: self.catalogue.backends}
 
     def check_sections(self) -> None:
@@ -300,7 +301,8 @@ def _constraints(root: Table, catalogue: Catalogue, space: SearchSpace) -> tuple
         expression, source = conditions.read(node, "constraint", catalogue)
         space.places[f"constraint {expression.text}"] = source.place
         constraint = Constraint(text=expression.text, expression=expression)
-        if not tuned & set(expression.names):
+        known = all(space.fixed.get(name) != AUTO for name in expression.names)
+        if known and not tuned & set(expression.names):
             trial = dataclasses.replace(space, constraints=(constraint,))
             if all(trial.violated(trial.default_config(b)) for b in space.backends):
                 raise source.place.error(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.contract import codec, jsonfile
 from autotune.space.canonical import domain_meaning, domain_words, label
+from autotune.space.model import AUTO
 
 if TYPE_CHECKING:
     from autotune.space.model import Param
@@ -22,13 +23,18 @@ def of(space: SearchSpace) -> dict[str, Any]:
         "workload": codec.to_json(space.workload),
         "processes": "auto" if space.processes is None else space.processes,
         "params": {p.knob: _param_meaning(p) for p in space.declared},
-        "fixed": space.fixed,
-        "baseline": space.baseline,
+        "fixed": _as_written(space, space.fixed),
+        "baseline": _as_written(space, space.baseline),
         "constraints": sorted(c.expression.canonical for c in space.constraints),
         "unverified": space.unverified,
         "memory_margin_share": space.search.memory_margin_share,
         "allow": sorted(space.search.allow),
     }
+
+
+def _as_written(space: SearchSpace, values: Mapping[str, Any]) -> dict[str, Any]:
+    """``auto`` stays ``auto``: the model that resolves it is part of the meaning anyway."""
+    return {name: AUTO if name in space.resolved else value for name, value in values.items()}
 
 
 def fingerprint(space: SearchSpace) -> str:
@@ -53,8 +59,8 @@ def differences(old: SearchSpace, new: SearchSpace) -> tuple[str, ...]:
         lines += _changed(title, _shown(before[key]), _shown(after[key]))
     lines += _mapping("workload.", _flat(before["workload"]), _flat(after["workload"]))
     lines += _params(old, new)
-    lines += _mapping("fixed ", old.fixed, new.fixed)
-    lines += _mapping("baseline ", old.baseline, new.baseline)
+    lines += _mapping("fixed ", before["fixed"], after["fixed"])
+    lines += _mapping("baseline ", before["baseline"], after["baseline"])
     lines += _constraints(old, new)
     lines += _mapping("unverified ", _flat(old.unverified), _flat(new.unverified))
     for field in ("memory_margin_share", "allow"):

@@ -8,10 +8,13 @@ their backend is chosen) to values; :meth:`SearchSpace.resolve` makes a :class:`
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Final
 
 from autotune.contract.plan import Optimizer, Precision, Topology
 from autotune.space.expression import Expression
+
+AUTO: Final = "auto"
+"""A value under ``fixed`` or ``baseline`` that follows from the model, by its knob's rule."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 from autotune.knobs.knob import Knob
 from autotune.space import numbers
 from autotune.space.canonical import label
+from autotune.space.model import AUTO
 from autotune.space.nodes import Items, Node, Scalar, Table
 
 T = TypeVar("T")
@@ -123,6 +124,23 @@ def _number(
     if high is not None and value > high:
         raise found.place.error(f"{what} must be at most {high}, found {numbers.cut(found.text)}")
     return value  # type: ignore[no-any-return]
+
+
+def stated_value(node: Node, knob: Knob) -> Any:
+    """Return what ``fixed`` or ``baseline`` says: a value of ``knob``, or :data:`AUTO`.
+
+    Raises:
+        SpaceError: As :func:`knob_value`; or ``auto`` means nothing here.
+    """
+    is_word = isinstance(node, Scalar) and not node.quoted and node.text.lower() == AUTO
+    if not is_word or knob.type in ("text", "structure"):
+        return knob_value(node, knob)
+    if not knob.auto:
+        raise node.place.error(
+            f"{knob.name}: auto has no rule by which it could be resolved",
+            hint=f"write a value; the engine's own default is {label(knob.default)}",
+        )
+    return AUTO
 
 
 def knob_value(node: Node, knob: Knob) -> Any:

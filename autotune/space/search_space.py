@@ -11,7 +11,15 @@ from autotune.contract.plan import Topology
 from autotune.errors import InputError
 from autotune.knobs.knob import Knob
 from autotune.space import binding, canonical, domains, meaning
-from autotune.space.model import Config, Constraint, Dropped, Param, SearchSettings, WorkloadSpec
+from autotune.space.model import (
+    AUTO,
+    Config,
+    Constraint,
+    Dropped,
+    Param,
+    SearchSettings,
+    WorkloadSpec,
+)
 from autotune.space.place import Place
 
 CUTS = ("workload.micro_batch", "workload.max_tokens")
@@ -56,6 +64,8 @@ class SearchSpace:
     """Parameters and choices of the file that cannot hold, with the reason."""
     knobs: dict[str, Knob]
     """Every knob that a configuration may hold, by full name."""
+    resolved: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Full name to value of what ``fixed`` or ``baseline`` leave to ``auto``, once it is known."""
     topology: Topology | None = None
     packing_refusal: str | None = None
     """Why the workload's model cannot be packed, once bound; ``None``: it can, or is not known."""
@@ -109,6 +119,22 @@ class SearchSpace:
             backends=tuple(name for name in self.backends if name != backend),
             params=tuple(param for param in self.params if param.owner != backend),
             dropped=(*self.dropped, gone),
+        )
+
+    @property
+    def unresolved(self) -> tuple[str, ...]:
+        """Full names of knobs that are still ``auto``."""
+        stated = {**self.baseline, **self.fixed}
+        return tuple(name for name, value in stated.items() if value == AUTO)
+
+    def with_auto(self, values: Mapping[str, Any]) -> SearchSpace:
+        """Return this space with ``values`` (full name to value) for all that is ``auto``."""
+        resolved = {name: values[name] for name in self.unresolved}
+        return dataclasses.replace(
+            self,
+            fixed={name: resolved.get(name, value) for name, value in self.fixed.items()},
+            baseline={name: resolved.get(name, value) for name, value in self.baseline.items()},
+            resolved=resolved,
         )
 
     def active(self, assignment: Mapping[str, Any]) -> tuple[Param, ...]:

@@ -28,6 +28,7 @@ def knob_table(owner: str) -> str:
     ]
     for knob in importlib.import_module(f"autotune.knobs.{owner}").KNOBS:
         meaning = knob.meaning + (f" Dead when `{knob.dead_when}`." if knob.dead_when else "")
+        meaning += f" `auto` is {knob.auto}." if knob.auto else ""
         cells = (
             f"`{knob.name}`",
             knob.type,
