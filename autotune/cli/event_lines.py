@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from autotune.contract.duration import duration_text, seconds_text
 from autotune.knobs.words import settings_words
-from autotune.report.words import compared_lines
+from autotune.report.words import compared_lines, disturbances
 from autotune.search.events import (
     ConfirmationStarted,
     Event,
@@ -107,6 +107,7 @@ def _ended(event: LaunchEnded) -> list[str]:
         notes = [
             *(["stopped early"] if event.outcome.state == "stopped_early" else []),
             *(["unsteady"] if measured.unsteady else []),
+            *disturbances(measured.alloc_retries, measured.throttled),
             *(["check its notes: " + str(n) for k, n in measured.notes.items() if k == GAP]),
         ]
         suffix = f" ({', '.join(notes)})" if notes else ""

@@ -11,7 +11,7 @@ import math
 from typing import Any, Literal
 
 from autotune.contract.failures import FailureKind, Phase
-from autotune.contract.plan import CheckPoint
+from autotune.contract.plan import CheckPoint, MicroStep
 
 ReadBackLevel = Literal["live", "parsed", "effect", "schedule"]
 RankStatus = Literal["measured", "stopped_early", "failed"]
@@ -79,6 +79,13 @@ class RankMeasurement:
     peak_worst_case_bytes: int
     memory_limit_bytes: int
     """What the rank may use before the margin is taken off."""
+    peak_first_bytes: int = 0
+    """Peak of the first iteration, at whose end the optimizer makes its state; 0: not taken."""
+    alloc_retries: int = 0
+    """Times in the timed window that the allocator had to give its cache back to go on."""
+    throttled: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Why the device's clocks were held down in the timed window (``power``, ``thermal``, …), to
+    the share of it."""
     compile_s: float = 0.0
     """Time of warm-up iterations beyond their steady time: compilation, tracing, first step."""
     read_back: dict[str, ReadBack]
@@ -126,6 +133,8 @@ class PeakMemory:
     timed: int
     worst_case: int
     limit: int
+    first: int = 0
+    """In the first iteration, at whose end the optimizer makes its state; 0: not taken."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -160,6 +169,14 @@ class Measurement:
     read_back: dict[str, ReadBack]
     implementations: dict[str, str]
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    alloc_retries: int = 0
+    """Times in the timed window that a rank's allocator had to give its cache back; their sum."""
+    throttled: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Why a device's clocks were held down, to the largest share of the window on any rank."""
+    memory_margin_bytes: int = 0
+    """What had to stay free on every rank."""
+    worst_case: MicroStep | None = None
+    """The micro-step that the memory probe stands for."""
 
     def __post_init__(self) -> None:
         for name in ("s_per_it", "low", "high", "median_s", "p95_s", "window_s"):

@@ -213,6 +213,7 @@ def _trial_cells(trial: Mapping[str, Any]) -> tuple[str, ...]:
         )
         if trial[key]
     ]
+    flags += words.disturbances(trial["alloc_retries"], trial["throttled"])
     state = trial["kind"] or trial["state"]
     return (
         str(trial["number"]),

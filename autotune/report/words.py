@@ -120,6 +120,18 @@ def leaves(settings: Mapping[str, Any], place: str = "") -> tuple[tuple[str, Any
     return tuple(found)
 
 
+def disturbances(alloc_retries: int | None, throttled: Mapping[str, float] | None) -> list[str]:
+    """What held a launch up while it was timed. The power cap is left out: it holds all alike."""
+    found = []
+    if alloc_retries:
+        times = "once" if alloc_retries == 1 else f"{alloc_retries} times"
+        found.append(f"the allocator ran out of room {times}")
+    for reason, share in (throttled or {}).items():
+        if reason != "power":
+            found.append(f"clocks held down ({reason.replace('_', ' ')}, {share:.0%})")
+    return found
+
+
 def bytes_text(count: int | None) -> str:
     """A number of bytes in GiB or MiB."""
     if count is None:

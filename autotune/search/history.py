@@ -98,7 +98,11 @@ def config_of(trial: TrialRecord) -> Config:
 
 def launched_keys(contents: StudyContents) -> frozenset[str]:
     """Canonical keys that must not be launched as a new trial."""
-    return frozenset(trial.header.key for trial in comparable(contents))
+    return frozenset(
+        trial.header.key
+        for trial in comparable(contents)
+        if is_of_search(trial) or has_ended(trial)
+    )
 
 
 def is_too_large(contents: StudyContents, config: Config) -> bool:

@@ -194,7 +194,26 @@ def _merge(plan: Plan, measured: Sequence[RankMeasurement]) -> Measurement:
         read_back=read_back,
         implementations=implementations,
         notes=notes,
+        alloc_retries=sum(one.alloc_retries for one in measured),
+        throttled=_throttled(measured),
+        memory_margin_bytes=max(_margin(plan, one) for one in measured),
+        worst_case=plan.schedule.worst_case,
     )
+
+
+def _throttled(measured: Sequence[RankMeasurement]) -> dict[str, float]:
+    """The largest share of any rank: the slowest device holds all others up."""
+    found: dict[str, float] = {}
+    for one in measured:
+        for reason, share in one.throttled.items():
+            found[reason] = max(found.get(reason, 0.0), share)
+    return found
+
+
+def _margin(plan: Plan, one: RankMeasurement) -> int:
+    """Bytes that must stay free of what a rank may use."""
+    smallest = GPU_MARGIN_BYTES if plan.topology.device == "cuda" else 0
+    return max(int(one.memory_limit_bytes * plan.memory_margin_share), smallest)
 
 
 def _memory_problem(
@@ -204,8 +223,7 @@ def _memory_problem(
     gib = 1024**3
     for rank, one in enumerate(measured):
         limit, needed = one.memory_limit_bytes, max(one.peak_timed_bytes, one.peak_worst_case_bytes)
-        smallest = GPU_MARGIN_BYTES if plan.topology.device == "cuda" else 0
-        margin = max(int(limit * plan.memory_margin_share), smallest)
+        margin = _margin(plan, one)
         if needed + margin <= limit:
             continue
         return Failure(
@@ -227,6 +245,7 @@ def _peak_memory(measured: Sequence[RankMeasurement]) -> PeakMemory:
         timed=max(one.peak_timed_bytes for one in measured),
         worst_case=max(one.peak_worst_case_bytes for one in measured),
         limit=min(one.memory_limit_bytes for one in measured),
+        first=max(one.peak_first_bytes for one in measured),
     )
 
 

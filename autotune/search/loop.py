@@ -104,7 +104,35 @@ class Loop:
         assert found is not None, "the baseline comes first"
         return found
 
-    def remeasure(self, role: Role, trial: int, round_: int | None, label: str) -> Outcome:
+    def bring_in(self, origin: str, config: Config) -> TrialRecord:
+        """Launch a configuration that the search did not choose, as a trial that does not count.
+
+        One that was launched already, by whomever, is not launched again.
+        """
+        self._pause_point()
+        record = self._known(config.key)
+        if record is None:
+            record = self._open(origin, config)
+        elif history.has_ended(record):
+            return record
+        self._run_trial(record, config, origin.replace(":", " "))
+        done = self._contents.trial(record.number)
+        assert done is not None
+        return done
+
+    def _known(self, key: str) -> TrialRecord | None:
+        known = [one for one in history.comparable(self._contents) if one.header.key == key]
+        return min(known, key=lambda one: not history.has_ended(one), default=None)
+
+    def remeasure(
+        self,
+        role: Role,
+        trial: int,
+        round_: int | None,
+        label: str,
+        *,
+        comparison: int | None = None,
+    ) -> Outcome:
         """Launch a trial's configuration again, as a declared re-measurement."""
         self._pause_point()
         record = self._contents.trial(trial)
@@ -116,6 +144,7 @@ class Loop:
                 role=role,
                 trial=trial,
                 round=round_,
+                comparison=comparison,
                 context=self._contents.study.context,
                 created_at=time.time(),
             )
@@ -226,7 +255,8 @@ class Loop:
                 key=config.key,
                 context=study.context,
                 space_fingerprint=study.space_fingerprint,
-                inside_space=self._space.assignment_of(config) is not None,
+                inside_space=self._space.assignment_of(config) is not None
+                and self._space.violated(config) is None,
                 created_at=time.time(),
             )
         )
@@ -246,7 +276,7 @@ class Loop:
                 params=record.header.params,
                 label=label,
                 reference=() if is_baseline else self._reference(),
-                racing=None if is_baseline else self._racing(),
+                racing=None if is_baseline else self._racing(record),
             )
         )
         done = self._contents.trial(record.number)
@@ -330,9 +360,9 @@ class Loop:
         assert measurement is not None
         return measurement.checks
 
-    def _racing(self) -> Racing | None:
+    def _racing(self, record: TrialRecord) -> Racing | None:
         ranked = history.ranking(self._contents)
-        if not self._settings.early_stop or not ranked:
+        if not self._settings.early_stop or not ranked or not history.is_of_search(record):
             return None
         best = history.s_per_it(self._contents, ranked[0].number)
         if best is None:

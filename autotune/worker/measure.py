@@ -20,6 +20,7 @@ from autotune.analysis import numerics, timing
 from autotune.contract.outcome import RankStatus
 from autotune.contract.plan import CheckPoint, Plan
 from autotune.worker import timing as rules
+from autotune.worker.clocks import watch_for
 from autotune.worker.failures import NumericsError
 from autotune.worker.heartbeat import Heartbeat
 from autotune.worker.memory import MemoryMeter
@@ -61,8 +62,12 @@ class Meter:
         self.window_s = 0.0
         self.steady = False
         self.status: RankStatus = "measured"
+        self.peak_first = 0
         self.peak_timed = 0
         self.peak_worst = 0
+        self.alloc_retries = 0
+        self.throttled: dict[str, float] = {}
+        self._clocks = watch_for(device)
 
     @property
     def unsteady(self) -> bool:
@@ -83,6 +88,8 @@ class Meter:
         self._heart.enter("check")
         for _ in range(self._plan.measuring.check_iterations):
             self._run(1, self.warmup)
+            # Later iterations hold the optimizer's state from their beginning.
+            self.peak_first = self.peak_first or self._memory.peak_bytes()
             self.checks.append(
                 CheckPoint(loss=self.warmup.losses[-1], grad_norm=self.warmup.norms[-1])
             )
@@ -110,9 +117,13 @@ class Meter:
         """Time whole cycles until the plan's rules end the window."""
         self._heart.enter("measure")
         verdict: rules.Verdict = "go_on"
+        retries = self._memory.alloc_retries()
+        self._clocks.begin()
         while verdict == "go_on":
             self.window_s += self._run(self._cycle, self.timed)
             verdict = rules.window(self.timed.slowest_s, self._cycle, self._plan.measuring)
+        self.throttled = self._clocks.end()
+        self.alloc_retries = self._memory.alloc_retries() - retries
         self.status = "stopped_early" if verdict == "slower" else "measured"
         self.peak_timed = self._memory.peak_bytes()
 
@@ -141,6 +152,8 @@ class Meter:
         for index in range(self._done, self._done + count):
             results.append(self._stepper.iterate(index))
             self._marks.mark()
+        if self._heart.phase == "measure":
+            self._clocks.look()  # all is issued, and the device still works on it
         seconds = self._marks.take()
         elapsed_s = time.perf_counter() - start
         losses = _numbers([result.loss for result in results])
