@@ -33,6 +33,7 @@ from simulated import Noise, ScriptedLauncher, SimulatedLauncher, Truth, run_ran
 from autotune.contract.folder import StudyFolder
 from autotune.launchers.local import LocalLauncher
 from autotune.report import document
+from autotune.search.compare import CompareRequest, run_compare
 from autotune.search.interrupts import Interrupts
 from autotune.search.planning import GPU_MEASURING
 from autotune.search.request import SearchRequest, SearchResult
@@ -150,6 +151,85 @@ def one_study(
         return result, times, launcher.num_launches
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparing:
+    """Two configurations compared on request, with what must be reached."""
+
+    name: str
+    target: float
+    at_most: bool
+    faster: float
+    """How much faster the second is in truth."""
+    claims: tuple[str, ...]
+    """Verdicts that count."""
+
+
+COMPARISONS = (
+    Comparing(
+        name="compare identical",
+        target=0.07,
+        at_most=True,
+        faster=1.0,
+        claims=("a_faster", "b_faster"),
+    ),
+    Comparing(name="compare gain", target=0.90, at_most=False, faster=1.03, claims=("b_faster",)),
+)
+
+
+def compare_many(
+    comparing: Comparing,
+    repeats: int,
+    make: Callable[[Truth], Any],
+    *,
+    finalists: int = 1,
+    gpu_rules: bool = False,
+) -> dict[str, Any]:
+    """Compare the two trials of one study again and again, each time under other noise."""
+    begun = time.perf_counter()
+    seconds = (BASE_S, BASE_S / comparing.faster)
+    verdicts: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory(dir=FOLDER) as name:
+        runs = Path(name) / "runs"
+        file = Path(name) / "space.yaml"
+        text = SPACE.format(baseline=1, choices="1, 2", finalists=finalists, seed=0)
+        file.write_text(text)
+
+        def truth(seed: int) -> Truth:
+            rules = GPU_MEASURING if gpu_rules else None
+            noise = Noise(launches=10)
+            return Truth(seconds=seconds, noise=noise, seed=seed, measuring=rules)
+
+        # Alike for the search, so that it ends without a confirmation to be mixed up with.
+        search = SearchRequest(
+            space=str(file),
+            trials=2,
+            study="s",
+            runs=runs,
+            anchors=False,
+            make_launcher=lambda *_: make(truth(-1)),
+        )
+        study = run_search(search, lambda _event: None, interrupts=Interrupts()).contents.study
+        for seed in range(repeats):
+            launcher = make(truth(seed))
+            request = CompareRequest(
+                names=("0", "1"),
+                best=None,
+                study=study,
+                runs=runs,
+                make_launcher=lambda *_, launcher=launcher: launcher,
+            )
+            found = run_compare(request, lambda _event: None, interrupts=Interrupts())
+            verdicts[found.result.verdict] += 1
+    count = sum(verdicts[word] for word in comparing.claims)
+    return {
+        **_summary(comparing, count, repeats, begun),
+        "verdicts": dict(verdicts),
+        "launches_per_study": 10.0,
+        "finalists": finalists,
+        "gpu_rules": gpu_rules,
+    }
+
+
 def run(scenario: Scenario, studies: int, make: Callable[[Truth], Any], **how: Any) -> dict:
     """Run the studies of one scenario and return what came of them."""
     begun = time.perf_counter()
@@ -160,21 +240,27 @@ def run(scenario: Scenario, studies: int, make: Callable[[Truth], Any], **how: A
         count += scenario.right(result, times)
         launches += number
         verdicts[result.verdict.verdict] += 1
-    share = count / studies
-    low, high = wilson(count, studies)
     return {
-        "scenario": scenario.name,
+        **_summary(scenario, count, studies, begun),
+        "verdicts": dict(verdicts),
+        "launches_per_study": launches / studies,
+        **how,
+    }
+
+
+def _summary(asked: Scenario | Comparing, count: int, studies: int, begun: float) -> dict[str, Any]:
+    """The share that counts, beside its target."""
+    share = count / studies
+    return {
+        "scenario": asked.name,
         "studies": studies,
         "count": count,
         "share": share,
-        "share_interval": [low, high],
-        "target": scenario.target,
-        "at_most": scenario.at_most,
-        "reached": share <= scenario.target if scenario.at_most else share >= scenario.target,
-        "verdicts": dict(verdicts),
-        "launches_per_study": launches / studies,
+        "share_interval": list(wilson(count, studies)),
+        "target": asked.target,
+        "at_most": asked.at_most,
+        "reached": share <= asked.target if asked.at_most else share >= asked.target,
         "wall_s": round(time.perf_counter() - begun, 1),
-        **how,
     }
 
 
@@ -214,7 +300,8 @@ def main() -> int:
     parser = harness.parser(__doc__)
     parser.add_argument("--studies", type=int, default=400, help="of each scenario, simulated")
     parser.add_argument("--real", type=int, default=0, help="studies with real processes")
-    parser.add_argument("--scenario", nargs="+", choices=[s.name for s in SCENARIOS])
+    names = [one.name for one in (*SCENARIOS, *COMPARISONS)]
+    parser.add_argument("--scenario", nargs="+", choices=names)
     parser.add_argument("--finalists", type=int, default=1, choices=(1, 2, 3))
     parser.add_argument(
         "--gpu-rules",
@@ -229,6 +316,10 @@ def main() -> int:
         for scenario in SCENARIOS:
             if not options.scenario or scenario.name in options.scenario:
                 made = run(scenario, options.studies, SimulatedLauncher, **how)
+                results.append({**made, "processes": "simulated"})
+        for comparing in COMPARISONS:
+            if not options.scenario or comparing.name in options.scenario:
+                made = compare_many(comparing, options.studies, SimulatedLauncher, **how)
                 results.append({**made, "processes": "simulated"})
     if options.real:
         os.environ["PYTHONPATH"] = os.pathsep.join(

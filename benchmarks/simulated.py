@@ -16,8 +16,8 @@ import json
 import os
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from autotune.analysis import timing
 from autotune.contract import codec, jsonfile
@@ -63,7 +63,13 @@ class Truth:
     def launch(self, plan: Plan, index: int) -> RankMeasurement:
         """What the ``index``-th launch of the study measures; equal on every rank."""
         draw = random.Random(f"{self.seed}:{index}")
-        true_s = self.seconds[plan.config[KNOB] - 1]
+        iterations = self.level_of(index, draw, self.seconds[plan.config[KNOB] - 1])
+        return _measured(plan, self.measuring or plan.measuring, iterations)
+
+    def level_of(
+        self, index: int, draw: random.Random, true_s: float = 1.0
+    ) -> Callable[[int], list[float]]:
+        """Return what draws the next iterations of the ``index``-th launch."""
         level = true_s * (1 + self.noise.drift * index / (self.noise.launches - 1))
         level *= draw.gauss(1, self.noise.launch)
 
@@ -75,10 +81,12 @@ class Truth:
                 for _ in range(count)
             ]
 
-        return _measured(plan, self.measuring or plan.measuring, iterations)
+        return iterations
 
 
-def _measured(plan: Plan, measuring: Measuring, iterations: Any) -> RankMeasurement:
+def _measured(
+    plan: Plan, measuring: Measuring, iterations: Callable[[int], list[float]]
+) -> RankMeasurement:
     cycle = plan.workload.distinct_batches
     warmup: list[float] = []
     while (state := rules.warm(warmup, cycle, measuring) if warmup else "no") == "no":

@@ -151,3 +151,49 @@ def test_equal_times_are_a_tie():
 def test_what_is_no_alternating_comparison_is_refused(baseline, candidate):
     with pytest.raises(ValueError):
         paired.compare(baseline, candidate)
+
+
+def turns(*launched):
+    return [
+        paired.Turn(side=side, position=i, launch=paired.Launch(mean_s=s, typical_s=s))
+        for i, (side, s) in enumerate(launched)
+    ]
+
+
+def test_launches_of_others_are_left_out_but_keep_their_places():
+    """Three in turns under a drift of 1 % a launch: B and C are as fast as A."""
+    drift = [1.01**i for i in range(15)]
+    three = turns(*((i % 3, drift[i]) for i in range(15)))
+    for candidate in (1, 2):
+        found = paired.compare_turns(three, 0, candidate)
+        assert found.ratio == pytest.approx(1.0)
+        assert found.rounds == 5
+
+
+def test_a_correction_for_several_finalists_widens_the_interval():
+    noisy = turns(
+        *((i % 2, (1.0, 0.985)[i % 2] * (1 + 0.008 * (-1) ** (i // 3))) for i in range(10))
+    )
+    alone = paired.compare_turns(noisy, 0, 1)
+    one_of_three = paired.compare_turns(noisy, 0, 1, confidence=1 - 0.05 / 3)
+    assert one_of_three.ratio == alone.ratio
+    assert one_of_three.low < alone.low < alone.high < one_of_three.high
+
+
+def test_a_side_without_a_launch_cannot_be_compared():
+    with pytest.raises(ValueError, match="either side"):
+        paired.compare_turns(turns((0, 1.0), (0, 1.1)), 0, 1)
+
+
+def test_three_equal_finalists_have_a_winner_no_more_often_than_one():
+    draw, repeats, wrong = random.Random(21), 600, 0
+    for _ in range(repeats):
+        launches = [
+            paired.Turn(side=i % 4, position=i, launch=launch(draw, 0.8, drift=0.03 * i / 19))
+            for i in range(20)
+        ]
+        found = [
+            paired.compare_turns(launches, 0, side, confidence=1 - 0.05 / 3) for side in (1, 2, 3)
+        ]
+        wrong += any(one.verdict_hint == "faster" for one in found)
+    assert wrong / repeats <= 0.035 + 0.015

@@ -36,8 +36,10 @@ class OneRank:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.probed: int | None = None
+        self.iterated = 0
 
     def iterate(self, index: int) -> Iteration:
+        self.iterated += 1
         self._clock.now += ITERATION_S
         return Iteration(loss=torch.tensor(6.0), grad_norm=torch.tensor(1.0))
 
@@ -50,16 +52,20 @@ class OneRank:
 
 
 class Memory:
-    """Seven bytes so far, nine after a reset."""
+    """Seven bytes so far, nine after a reset; the allocator runs out of room in each iteration."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: OneRank | None = None) -> None:
         self._peak = 7
+        self._rank = rank
 
     def reset(self) -> None:
         self._peak = 9
 
     def peak_bytes(self) -> int:
         return self._peak
+
+    def alloc_retries(self) -> int:
+        return 0 if self._rank is None else self._rank.iterated
 
 
 def test_what_ranks_do_between_cycles_is_not_timed(
@@ -75,6 +81,23 @@ def test_what_ranks_do_between_cycles_is_not_timed(
     meter.measure()
     assert meter.timed.mine_s == [ITERATION_S] * 2
     assert meter.window_s == 2 * ITERATION_S
+
+
+def test_retries_and_the_first_peak_are_of_their_own_parts(tmp_path: Path) -> None:
+    """Retries of the timed window only: warm-up may fill the allocator's cache."""
+    rank = OneRank(Clock())
+    memory = Memory(rank)
+    stubs: tuple[Any, Any] = (rank, memory)
+    heart = Heartbeat(tmp_path / "heartbeat-0.json")
+    meter = Meter(make_plan("fsdp2"), *stubs, torch.device("cpu"), heart)
+    meter.check()
+    memory._peak = 8
+    meter.warm_up()
+    warm = rank.iterated
+    meter.measure()
+    assert meter.alloc_retries == rank.iterated - warm == len(meter.timed.mine_s)
+    assert (meter.peak_first, meter.peak_timed) == (7, 8)
+    assert meter.throttled == {}
 
 
 @pytest.mark.parametrize(("length", "probed", "peak"), [(16, None, 7), (17, 2, 9)])
