@@ -19,6 +19,7 @@ import dataclasses
 import math
 import os
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -211,15 +212,18 @@ def compare_many(
         study = run_search(search, lambda _event: None, interrupts=Interrupts()).contents.study
         for seed in range(repeats):
             launcher = make(truth(seed))
+            copy = Path(name) / "copy"
+            shutil.copytree(runs, copy)
             request = CompareRequest(
                 names=("0", "1"),
                 best=None,
                 study=study,
-                runs=runs,
+                runs=copy,
                 make_launcher=lambda *_, launcher=launcher: launcher,
             )
             found = run_compare(request, lambda _event: None, interrupts=Interrupts())
             verdicts[found.result.verdict] += 1
+            shutil.rmtree(copy)
     count = sum(verdicts[word] for word in comparing.claims)
     return {
         **_summary(comparing, count, repeats, begun),
