@@ -70,7 +70,8 @@ def _headline(console: Console, contents: StudyContents, report: Mapping[str, An
     first, *more = words.verdict_lines(report)
     _line(console, "result", first, "bold")
     verdict = document.current_verdict(contents)
-    if verdict is not None and verdict.verdict == "keep_baseline":
+    several = verdict is not None and len(verdict.compared) > 1
+    if verdict is not None and (several or verdict.verdict == "keep_baseline"):
         more = [*more, *words.compared_lines(verdict)]
     for line in more:
         _line(console, "", line)

@@ -71,6 +71,12 @@ def speedup_text(best: Mapping[str, Any]) -> str:
 
 def compared_lines(verdict: Verdict) -> tuple[str, ...]:
     """What the alternating launches of the confirmation measured, if there were enough."""
+    if len(verdict.compared) > 1:
+        return tuple(
+            f"Trial {one.trial} ran at {one.ratio:.2f}× the baseline's speed in {one.rounds} rounds"
+            + ("" if one.low is None else f" ({one.low:.2f} … {one.high:.2f})")
+            for one in verdict.compared
+        )
     if verdict.ratio is None or verdict.low is None or verdict.high is None:
         return ()
     trial = verdict.best_trial if verdict.finalist is None else verdict.finalist

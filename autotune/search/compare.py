@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 
 from autotune.analysis.launches import LaunchTime, summarise
 from autotune.analysis.paired import Comparison, Turn, compare_turns, launch_of
+from autotune.contract.folder import StudyFolder
 from autotune.errors import InputError, InterruptedSearch, NothingFeasibleError
 from autotune.search import deepspeed_file, history, resume, ties
 from autotune.search.events import EventSink, Message
@@ -91,6 +92,11 @@ def run_compare(
         raise InputError(
             f"--rounds is {request.rounds}",
             hint=f"give at least {MIN_ROUNDS}: one round shows no spread between launches",
+        )
+    if not StudyFolder.of(request.runs, request.study.name).study_file.exists():
+        raise InputError(
+            f"the folder of study {request.study.name!r} is not in {request.runs}",
+            hint="give the folder that holds it with --runs",
         )
     own = Interrupts() if interrupts is None else contextlib.nullcontext(interrupts)
     with own as signals, tempfile.TemporaryDirectory(prefix="autotune-") as staging:

@@ -120,6 +120,8 @@ def _setting(path: Path, planner: Planner, backend: str, key: str, value: Any) -
             f"{path}: zero_optimization.{key} is no setting that autotune knows",
             hint="remove it, or put it under unverified: in the space file of a new study",
         )
+    if knobs[full].always_dead:
+        return {}
     if isinstance(value, Mapping):
         return _section(path, knobs, full, value)
     if value == AUTO:
