@@ -9,6 +9,7 @@ no evidence either.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Sequence
 from typing import Final, Literal
@@ -200,13 +201,7 @@ class _Confirmation:
         lead = faster[0]
         tied = [lead]
         for other in faster[1:]:
-            pair = (lead.trial.number, other.trial.number)
-            turns = turns_of(self._rounds(pair).values())
-            if not turns:
-                continue  # they never took turns: another confirmation compared that one
-            confidence = confidence_for(len(faster) - 1)
-            between = compare_turns(turns, pair[1], pair[0], confidence=confidence)
-            if between.verdict_hint == "tie":
+            if self._are_tied(lead, other, confidence_for(len(faster) - 1)):
                 tied.append(other)
         best = ties.winner([one.trial for one in tied], self._baseline)
         reason = ""
@@ -216,6 +211,16 @@ class _Confirmation:
             reason = f"as fast as trial {lead.trial.number} within the noise, {why}"
         found = next(one for one in tied if one.trial.number == best.number)
         return self._verdict("faster", best, shown=found, judged=judged, reason=reason)
+
+    def _are_tied(self, lead: _Judged, other: _Judged, confidence: float) -> bool:
+        pair = (lead.trial.number, other.trial.number)
+        turns = turns_of(self._rounds(pair).values())
+        if turns:
+            between = compare_turns(turns, pair[1], pair[0], confidence=confidence)
+            return between.verdict_hint == "tie"
+        # They never took turns, so each is known by its own rounds with the baseline.
+        gap = math.log(lead.found.ratio / other.found.ratio)
+        return gap <= math.hypot(_half(lead.found), _half(other.found))
 
     def _no_gain(self, judged: Sequence[_Judged]) -> Verdict:
         """A tie that less memory wins, or the baseline."""
@@ -264,6 +269,13 @@ class _Confirmation:
             space_fingerprint=study.space_fingerprint,
             at=time.time(),
         )
+
+
+def _half(found: Comparison) -> float:
+    """Half the interval of a log ratio."""
+    assert found.low is not None
+    assert found.high is not None
+    return math.log(found.high / found.low) / 2
 
 
 def _is_slower(one: _Judged) -> bool:
