@@ -14,6 +14,7 @@ from autotune.exporters.provenance import provenance
 from autotune.knobs import ddp, fsdp2, workload, zero3
 from autotune.report import document
 from autotune.report.progress import progress
+from autotune.space.loader import parse_space
 from autotune.space.sections import KEYS
 from autotune.store.importer import read_study
 from autotune.store.provenance import environment
@@ -105,6 +106,17 @@ def test_the_reference_names_every_field_of_an_exports_companion(tmp_path):
     fields = provenance(request, ExportResult(files={"ds.json": "{}"}), format_name="f", at=1.0)
     page = (ROOT / "docs/how-to/export.md").read_text()
     assert sorted(name for name in fields if f"`{name}`" not in page) == []
+
+
+def test_the_example_of_an_own_script_loads():
+    page = (ROOT / "docs/how-to/own-script.md").read_text()
+    (text,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    space = parse_space(text, file="own.yaml").on(
+        Topology(processes=8, device="cuda", devices_per_node=8)
+    )
+    assert space.baseline_config().values["command.workers"] == 2
+    names = re.findall(r"^\| `\{([a-z_]+)[:}]", page, re.MULTILINE)
+    assert names == ["deepspeed_json", "trial_dir", "processes", "param"]
 
 
 def test_the_space_files_reference_names_every_key():

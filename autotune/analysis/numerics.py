@@ -28,9 +28,9 @@ def first_problem(checks: Sequence[CheckPoint], numerics: Numerics) -> str | Non
     if not checks:
         return "no check iteration recorded a loss and a gradient norm"
     for index, check in enumerate(checks):
-        problem = _unusable("loss", check.loss, index) or _unusable(
-            "gradient norm", check.grad_norm, index
-        )
+        pairs = [("loss", check.loss), ("gradient norm", check.grad_norm)]
+        usable = (_unusable(what, value, index) for what, value in pairs if value is not None)
+        problem = next(filter(None, usable), None)
         if problem is not None:
             return problem
         if index >= len(numerics.reference):
@@ -53,7 +53,13 @@ def _unusable(what: str, value: float, index: int) -> str | None:
     return f"the {what} of check iteration {index + 1} is {fault} ({value!r})"
 
 
-def _differs(what: str, value: float, reference: float, tolerance: float, index: int) -> str | None:
+def _differs(
+    what: str, value: float | None, reference: float | None, tolerance: float, index: int
+) -> str | None:
+    if reference is None:
+        return None
+    if value is None:
+        return f"no {what} of check iteration {index + 1} is reported, and the baseline has one"
     allowed = min(tolerance, LOOSEST_TOLERANCE)
     share = abs(value - reference) / abs(reference) if reference else math.inf
     if share <= allowed:

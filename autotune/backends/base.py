@@ -96,6 +96,9 @@ class Backend(Protocol):
     replicates: bool
     """Whether every process holds all weights, gradients and optimizer state. Such a backend is
     left out of a search where they cannot fit on one device."""
+    placeholder: str | None
+    """What stands in a command for the path of the rendered configuration, such as
+    ``deepspeed_json``; ``None``: the engine reads no file."""
 
     def validate(
         self, config: Mapping[str, Any], workload: Workload, topology: Topology
@@ -119,7 +122,7 @@ class Backend(Protocol):
         """
 
     def build(self, plan: Plan, rank: RankContext) -> Engine:
-        """Build the model on ``plan.workload.model`` with by-name weights, shard by shard.
+        """Build the model on ``plan.training.model`` with by-name weights, shard by shard.
 
         Raises:
             IncompatibleConfigError: the engine refuses the configuration.

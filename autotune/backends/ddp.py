@@ -46,6 +46,7 @@ class DdpBackend:
     knobs = KNOBS
     preload = PRELOAD
     replicates = True
+    placeholder = None
 
     def validate(
         self, config: Mapping[str, Any], workload: Workload, topology: Topology
@@ -80,7 +81,7 @@ class DdpBackend:
 
         ``bucket_cap_mb`` is null where it is torch's own rule (25 MiB, the first bucket 1 MiB).
         """
-        precision, optimizer = plan.workload.precision, plan.workload.optimizer
+        precision, optimizer = plan.training.precision, plan.training.optimizer
         values = _values(plan.config)
         if values["bucket_cap_mb"] == DEFAULTS["bucket_cap_mb"]:
             values["bucket_cap_mb"] = None

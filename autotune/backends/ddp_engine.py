@@ -150,14 +150,14 @@ def build(settings: dict[str, Any], plan: Plan, rank: RankContext) -> DdpEngine:
         IncompatibleConfigError: A static graph with several micro-steps, or torch refuses.
     """
     arguments = dict(settings["ddp"])
-    if arguments["static_graph"] and plan.schedule.micro_steps > 1:
+    if arguments["static_graph"] and plan.cut.micro_steps > 1:
         raise IncompatibleConfigError(
-            f"static_graph with {plan.schedule.micro_steps} micro-steps an iteration: torch's "
+            f"static_graph with {plan.cut.micro_steps} micro-steps an iteration: torch's "
             "reducer fails where some of them are not synchronised"
         )
-    family = family_of(plan.workload.model.family)
-    module = family.build(plan.workload.model, dtype=TORCH_DTYPES[settings["master_dtype"]])
-    source = WeightSource.of(plan.workload.model, module)
+    family = family_of(plan.training.model.family)
+    module = family.build(plan.training.model, dtype=TORCH_DTYPES[settings["master_dtype"]])
+    source = WeightSource.of(plan.training.model, module)
     if plan.config.get("workload.activation_checkpointing", "none") == "full":
         checkpointing.enable_full(module)
     _fill(module, source, rank.device)

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from autotune.backends.base import IncompatibleConfigError, Refusal
+from autotune.contract.command import DEEPSPEED_JSON
 from autotune.contract.plan import Plan, Precision, Topology, Workload
 from autotune.knobs.zero3 import KNOBS
 from autotune.models.hidden_size import hidden_size
@@ -96,6 +97,7 @@ class Zero3Backend:
     knobs = KNOBS
     preload = PRELOAD
     replicates = False
+    placeholder = DEEPSPEED_JSON
 
     def validate(
         self, config: Mapping[str, Any], workload: Workload, topology: Topology
@@ -123,32 +125,20 @@ class Zero3Backend:
     def render(self, plan: Plan) -> dict[str, Any]:
         """Return the whole DeepSpeed JSON, each value explicit, for a trainer.
 
+        For a command that states no optimizer or precision, those keys are left to its program.
+
         Raises:
             IncompatibleConfigError: An unverified key says what the plan itself decides.
         """
-        precision, optimizer = plan.workload.precision, plan.workload.optimizer
         zero = {"stage": 3}
         for full_name, value in sorted(plan.config.items()):
             owner, _, key = full_name.partition(".")
             if owner == self.name and value is not None and key not in DEAD_AT_STAGE_3:
                 zero[key] = value
-        adam: dict[str, Any] = {
-            "lr": optimizer.lr,
-            "betas": list(optimizer.betas),
-            "eps": optimizer.eps,
-            "weight_decay": optimizer.weight_decay,
-            # torch's own AdamW: DeepSpeed's fused one has to be compiled on first use.
-            "torch_adam": True,
-            "fused": plan.topology.device == "cuda",
-        }
         rendered: dict[str, Any] = {
             **batch_sizes(plan),
-            "gradient_clipping": optimizer.gradient_clipping,
-            "optimizer": {"type": "AdamW", "params": adam},
-            "bf16": {"enabled": precision.compute == "bf16"},
-            "fp16": {"enabled": False},
-            "data_types": {"grad_accum_dtype": precision.accumulate},
-            "communication_data_type": precision.reduce,
+            **_optimizer(plan),
+            **_precision(plan),
             "zero_optimization": zero,
             "steps_per_print": NEVER_PRINT,
             "wall_clock_breakdown": False,
@@ -170,6 +160,37 @@ class Zero3Backend:
         from autotune.backends.zero3_engine import build
 
         return build(as_run(self.render(plan)), plan, rank)
+
+
+def _optimizer(plan: Plan) -> dict[str, Any]:
+    optimizer = plan.workload.optimizer
+    if optimizer is None:
+        return {}
+    adam: dict[str, Any] = {
+        "lr": optimizer.lr,
+        "betas": list(optimizer.betas),
+        "eps": optimizer.eps,
+        "weight_decay": optimizer.weight_decay,
+        # torch's own AdamW: DeepSpeed's fused one has to be compiled on first use.
+        "torch_adam": True,
+        "fused": plan.topology.device == "cuda",
+    }
+    return {
+        "gradient_clipping": optimizer.gradient_clipping,
+        "optimizer": {"type": "AdamW", "params": adam},
+    }
+
+
+def _precision(plan: Plan) -> dict[str, Any]:
+    precision = plan.workload.precision
+    if precision is None:
+        return {}
+    return {
+        "bf16": {"enabled": precision.compute == "bf16"},
+        "fp16": {"enabled": False},
+        "data_types": {"grad_accum_dtype": precision.accumulate},
+        "communication_data_type": precision.reduce,
+    }
 
 
 def _merge_unverified(target: dict[str, Any], extra: Mapping[str, Any], *, path: str) -> None:

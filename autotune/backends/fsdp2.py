@@ -50,6 +50,7 @@ class Fsdp2Backend:
     knobs = KNOBS
     preload = PRELOAD
     replicates = False
+    placeholder = None
 
     def validate(
         self, config: Mapping[str, Any], workload: Workload, topology: Topology
@@ -106,7 +107,7 @@ class Fsdp2Backend:
 
     def render(self, plan: Plan) -> dict[str, Any]:
         """Return all that the engine is told, as plain data (FSDP2 has no file of its own)."""
-        precision, optimizer = plan.workload.precision, plan.workload.optimizer
+        precision, optimizer = plan.training.precision, plan.training.optimizer
         return {
             "fully_shard": _values(plan.config),
             "mixed_precision": {

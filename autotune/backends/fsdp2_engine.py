@@ -156,9 +156,9 @@ def build(settings: dict[str, Any], plan: Plan, rank: RankContext) -> Fsdp2Engin
     Raises:
         IncompatibleConfigError: torch refuses the configuration.
     """
-    family = family_of(plan.workload.model.family)
-    module = family.build(plan.workload.model, dtype=TORCH_DTYPES[settings["master_dtype"]])
-    source = WeightSource.of(plan.workload.model, module)
+    family = family_of(plan.training.model.family)
+    module = family.build(plan.training.model, dtype=TORCH_DTYPES[settings["master_dtype"]])
+    source = WeightSource.of(plan.training.model, module)
     if plan.config.get("workload.activation_checkpointing", "none") == "full":
         checkpointing.enable_full(module)
     layers = list(family.layers(module))

@@ -129,8 +129,8 @@ def build(config: dict[str, Any], plan: Plan, rank: RankContext) -> Zero3Engine:
     import deepspeed
 
     _quiet(deepspeed)
-    module = family_of(plan.workload.model.family).build(
-        plan.workload.model, dtype=TORCH_DTYPES[plan.workload.precision.compute]
+    module = family_of(plan.training.model.family).build(
+        plan.training.model, dtype=TORCH_DTYPES[plan.training.precision.compute]
     )
     if plan.config.get("workload.activation_checkpointing", "none") == "full":
         checkpointing.enable_full(module)
@@ -157,7 +157,7 @@ def _set_leaves(module: nn.Module, plan: Plan) -> tuple[str, ...]:
     """
     from deepspeed.utils import set_z3_leaf_modules
 
-    names = family_of(plan.workload.model.family).leaf_classes
+    names = family_of(plan.training.model.family).leaf_classes
     if not names:
         return ()
     found = set_z3_leaf_modules(module, list(names), raise_if_not_found=False)
@@ -183,8 +183,8 @@ def _partition(module: nn.Module, config: dict[str, Any], plan: Plan, rank: Rank
     """
     import deepspeed
 
-    dtype = TORCH_DTYPES[plan.workload.precision.compute]
-    source = WeightSource.of(plan.workload.model, module)
+    dtype = TORCH_DTYPES[plan.training.precision.compute]
+    source = WeightSource.of(plan.training.model, module)
     _fill_buffers(module, rank)
     owners: dict[int, list[tuple[nn.Module, str]]] = {}
     for owner in module.modules():

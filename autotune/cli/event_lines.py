@@ -112,7 +112,10 @@ def _ended(event: LaunchEnded) -> list[str]:
         ]
         suffix = f" ({', '.join(notes)})" if notes else ""
         time = seconds_text(measured.s_per_it)
-        return [f"  {time} s/it, {measured.tokens_per_s:,.0f} tokens/s{suffix}"]
+        rate = f"{measured.samples_per_s:,.1f} samples/s"
+        if measured.tokens_per_s is not None:
+            rate = f"{measured.tokens_per_s:,.0f} tokens/s"
+        return [f"  {time} s/it, {rate}{suffix}"]
     assert failure is not None
     where = _where(failure.rank, failure.phase)
     lines = [f"  {failure.kind}{where}: {failure.reason}"]

@@ -11,6 +11,8 @@
     RUNS/STUDY/remeasurements/00000/attempt-0/
         plan.json outcome.json
         rank-0.json rank-0.log heartbeat-0.json
+        command.json deepspeed.json steps-RANK-PID.jsonl   of a command: what it was given, and
+                                                           what its ranks reported
 """
 
 from __future__ import annotations
@@ -70,6 +72,11 @@ class AttemptFolder:
     @property
     def outcome_file(self) -> Path:
         return self.path / "outcome.json"
+
+    @property
+    def command_file(self) -> Path:
+        """Program and arguments of a command, as they were started."""
+        return self.path / "command.json"
 
     def rank_file(self, rank: int) -> Path:
         """The rank's own record."""

@@ -35,6 +35,16 @@ def total_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
     return min([machine, *(limit for limit in limits if limit is not None)])
 
 
+def oom_kills() -> int:
+    """Return how often the out-of-memory killer has acted so far, here and in our cgroup.
+
+    Compare two readings; a counter that cannot be read counts as zero.
+    """
+    events = (folder / "memory.events" for folder in cgroup_folders())
+    own = next((path for path in events if path.exists()), CGROUP / "memory.events")
+    return statistic(PROC / "vmstat", "oom_kill") + statistic(own, "oom_kill")
+
+
 def cgroup_folders(proc: Path = PROC, cgroup: Path = CGROUP) -> list[Path]:
     """Return this process's cgroup (version 2, or the memory controller of version 1) and up."""
     try:

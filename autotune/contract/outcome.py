@@ -73,8 +73,8 @@ class RankMeasurement:
     unsteady: bool
     """Warm-up ended without two cycles that agree, or mean and median differ by over 3 %."""
     checks: tuple[CheckPoint, ...]
-    final_loss: float
-    """Loss of the last timed iteration; must be finite."""
+    final_loss: float | None
+    """Loss of the last timed iteration; must be finite. ``None``: a command did not report it."""
     peak_timed_bytes: int
     peak_worst_case_bytes: int
     memory_limit_bytes: int
@@ -156,16 +156,17 @@ class Measurement:
     warmup_total_s: float
     compile_s: float
     unsteady: bool
-    tokens_per_s: float
-    """Real (unpadded) tokens of all ranks per second."""
+    tokens_per_s: float | None
+    """Real (unpadded) tokens of all ranks per second; ``None`` for a command, whose tokens are
+    not known, as ``micro_steps``, ``padding_share`` and ``distinct_shapes``."""
     samples_per_s: float
     mfu: float | None
     peak_memory: PeakMemory
-    micro_steps: int
-    padding_share: float
-    distinct_shapes: int
+    micro_steps: int | None
+    padding_share: float | None
+    distinct_shapes: int | None
     checks: tuple[CheckPoint, ...]
-    final_loss: float
+    final_loss: float | None
     read_back: dict[str, ReadBack]
     implementations: dict[str, str]
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)

@@ -163,6 +163,22 @@ class Workload:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class CommandWorkload:
+    """The work of one iteration, done by a program of the user's own."""
+
+    command: tuple[str, ...]
+    """Program and arguments, with the placeholders of ``contract.command``."""
+    global_batch: int
+    """Samples per iteration (``samples_per_iteration`` in the space file)."""
+    distinct_batches: int = 4
+    """Iterations that are taken together where autotune's own step takes a cycle of batches."""
+    optimizer: Optimizer | None = None
+    """Written into the rendered configuration; ``None``: the program decides."""
+    precision: Precision | None = None
+    """As ``optimizer``."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Topology:
     """Where the ranks of a trial run."""
 
@@ -205,11 +221,11 @@ class Measuring:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckPoint:
-    """Numbers of one check iteration."""
+    """Numbers of one check iteration; ``None`` where a command did not report one."""
 
-    loss: float
+    loss: float | None
     """Mean token loss over the global batch, before the update."""
-    grad_norm: float
+    grad_norm: float | None
     """Global L2 norm of the gradient, before clipping."""
 
 
@@ -252,11 +268,13 @@ class Plan:
     config: dict[str, Any]
     """Every live knob of the backend and the workload, full name to value. No ``auto``."""
     verify: tuple[str, ...]
-    """Full names whose value must be read back after the build: all that the user tunes or set."""
+    """Full names whose value must be read back after the build: all that the user tunes or set.
+    A command's own engine cannot be asked: there they are reported as unverified."""
     unverified: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Engine keys passed through that the knob tables do not know."""
-    workload: Workload
-    schedule: Schedule
+    workload: CommandWorkload | Workload
+    schedule: Schedule | None
+    """``None`` for a command, which cuts its batches itself."""
     topology: Topology
     measuring: Measuring
     numerics: Numerics
@@ -264,6 +282,30 @@ class Plan:
     memory_margin_share: float = 0.05
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
     """Variables that this trial sets in its ranks."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.workload, CommandWorkload) != (self.schedule is None):
+            raise ValueError("a plan has a schedule exactly when its workload is no command")
+
+    @property
+    def training(self) -> Workload:
+        """The workload of a plan that autotune's own ranks run."""
+        assert isinstance(self.workload, Workload), "a command has no model and no samples"
+        return self.workload
+
+    @property
+    def cut(self) -> Schedule:
+        """The schedule of a plan that autotune's own ranks run."""
+        assert self.schedule is not None, "a command cuts its batches itself"
+        return self.schedule
+
+    @property
+    def num_launched(self) -> int:
+        """Processes that autotune starts, each of which leaves a record.
+
+        One a rank; for a command the one that runs it.
+        """
+        return 1 if isinstance(self.workload, CommandWorkload) else self.topology.processes
 
     @property
     def digest(self) -> str:

@@ -23,7 +23,7 @@ from typing import Any, Final
 import yaml
 
 from autotune.backends.base import backend_of
-from autotune.contract.plan import Plan
+from autotune.contract.plan import CommandWorkload, Plan
 from autotune.errors import InputError, NothingToExportError
 from autotune.exporters import accelerate_code, deepspeed, exactness
 from autotune.exporters.accelerate_check import check_in_accelerate
@@ -58,6 +58,12 @@ def export(request: ExportRequest) -> ExportResult:
     name = _main_name(request)
     target = _version(request.target_version)
     plan = request.plan
+    if isinstance(plan.workload, CommandWorkload):
+        raise NothingToExportError(
+            f"study {request.contents.study.name!r} tuned a command of its own, which starts its "
+            "processes itself",
+            hint="--format deepspeed writes the file that the command was given",
+        )
     part = _part(request, name)
     if target is not None and plan.backend == "fsdp2" and target < _FSDP2_SINCE:
         raise NothingToExportError(
@@ -157,7 +163,7 @@ def _fsdp2(request: ExportRequest, name: str) -> _Part:
     _compare_with_run(request)
     rendered = backend_of("fsdp2").render(plan)
     knobs = rendered["fully_shard"]
-    layer = layer_class(plan.workload.model.family)
+    layer = layer_class(plan.training.model.family)
     code = accelerate_code.module_name(name)
     fsdp: dict[str, Any] = {
         "fsdp_version": 2,
@@ -250,7 +256,7 @@ def _compare_with_run(request: ExportRequest) -> None:
 
 def _mixed_precision(plan: Plan) -> str:
     """``bf16`` where accelerate's own mixed precision (float32 weights) is meant, else ``no``."""
-    precision = plan.workload.precision
+    precision = plan.training.precision
     return "bf16" if precision.compute == "bf16" and precision.master == "fp32" else "no"
 
 

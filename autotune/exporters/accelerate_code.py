@@ -142,7 +142,7 @@ def _plain(text: str) -> str:
 
 def _work(plan: Plan) -> dict[str, str]:
     """Constants for the script: batch sizes, clipping, optimizer."""
-    sizes, optimizer = deepspeed.batch_sizes(plan), plan.workload.optimizer
+    sizes, optimizer = deepspeed.batch_sizes(plan), plan.training.optimizer
     adam = {
         "lr": optimizer.lr,
         "betas": tuple(optimizer.betas),
@@ -156,7 +156,7 @@ def _work(plan: Plan) -> dict[str, str]:
     }
     by_tokens = plan.config.get("workload.max_tokens")
     return {
-        "GLOBAL_BATCH": repr(plan.workload.global_batch),
+        "GLOBAL_BATCH": repr(plan.training.global_batch),
         **(by_rows if by_tokens is None else {"MAX_TOKENS": repr(by_tokens)}),
         "GRADIENT_CLIPPING": repr(optimizer.gradient_clipping),
         "ADAMW": pprint.pformat(adam, width=90),

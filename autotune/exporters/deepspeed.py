@@ -18,7 +18,8 @@ from typing import Any, Final
 
 import autotune
 from autotune.backends.base import backend_of
-from autotune.contract.plan import Plan
+from autotune.contract.command import PARAM, placeholders, text_of
+from autotune.contract.plan import CommandWorkload, Plan
 from autotune.errors import EnvironmentFault, InputError, NothingToExportError
 from autotune.exporters import exactness
 from autotune.exporters.base import ExportRequest, ExportResult
@@ -47,6 +48,13 @@ def export(request: ExportRequest) -> ExportResult:
             hint="this format serves studies whose best is a zero3 configuration",
         )
     backend = backend_of(plan.backend)
+    is_command = isinstance(plan.workload, CommandWorkload)
+    if is_command and backend.placeholder not in _placeholders(plan):
+        raise NothingToExportError(
+            f"the command of study {request.contents.study.name!r} reads no DeepSpeed file, so "
+            "none was measured",
+            hint="'autotune report STUDY --json' has its settings under best.config",
+        )
     rendered = exactness.exact(backend.render(plan), backend.knobs)
     _compare_with_run(request, rendered)
     text = exactness.json_text(rendered)
@@ -55,10 +63,27 @@ def export(request: ExportRequest) -> ExportResult:
     return ExportResult(
         files={request.file_name: text},
         notes=_notes(request, version),
-        adaptations=() if by_tokens else (_ACCUMULATION,),
-        losses=_losses(plan, rendered),
+        adaptations=() if by_tokens or is_command else (_ACCUMULATION,),
+        losses=_arguments(plan) if is_command else _losses(plan, rendered),
         checked_with=None if version is None else f"deepspeed {version}",
     )
+
+
+def _placeholders(plan: Plan) -> set[str]:
+    assert isinstance(plan.workload, CommandWorkload)
+    return {name for argument in plan.workload.command for name in placeholders(argument)}
+
+
+def _arguments(plan: Plan) -> tuple[str, ...]:
+    """Return what the measured command was told by arguments and not by its JSON."""
+    named = sorted(name.removeprefix(PARAM) for name in _placeholders(plan))
+    outside = [
+        f"{name}={text_of(plan.config[name])}"
+        for name in named
+        if name in plan.config and name != "workload.micro_batch"
+        and not name.startswith(f"{plan.backend}.")
+    ]  # fmt: skip
+    return (f"arguments of the command: {', '.join(outside)}",) if outside else ()
 
 
 def _losses(plan: Plan, rendered: Mapping[str, Any]) -> tuple[str, ...]:

@@ -61,6 +61,9 @@ KNOBS: Final[tuple[Knob, ...]] = (
     ),
 )
 
+OF_COMMANDS: Final = ("micro_batch", "activation_checkpointing")
+"""Knobs that mean the same to a program of the user's own; the others are of our own step."""
+
 WORK: Final[dict[str, str]] = {
     "global_batch": "workload.global_batch",
     "batch_size": "workload.global_batch",

@@ -29,6 +29,7 @@ from typing import Final, Literal
 
 from autotune.contract.plan import Plan
 from autotune.contract.processes import LISTEN_FD, MARKER, MARKER_LENGTH
+from autotune.contract.steps import FOLDER, ITERATIONS
 
 _DROPPED_NAMES: Final = frozenset(
     {
@@ -43,6 +44,8 @@ _DROPPED_NAMES: Final = frozenset(
         "CROSS_SIZE",
         MARKER,
         LISTEN_FD,
+        FOLDER,
+        ITERATIONS,
         # srun, "OUTPUT ENVIRONMENT VARIABLES": those of a step or of one of its tasks.
         "SLURM_PROCID",
         "SLURM_LOCALID",

@@ -22,7 +22,7 @@ from autotune import registry
 from autotune.contract import jsonfile, processes, protocol, smallfile
 from autotune.contract.failures import PHASES, Phase
 from autotune.contract.folder import AttemptFolder, StudyFolder
-from autotune.contract.plan import Plan
+from autotune.contract.plan import CommandWorkload, Plan
 from autotune.errors import EnvironmentFault
 from autotune.launchers import environment as environments
 from autotune.launchers.base import JobStatus, RankExit
@@ -30,6 +30,8 @@ from autotune.launchers.server_process import PACKAGE_ROOT, ServerLostError, Ser
 
 ENTRY: Final = "autotune.worker.session:run_rank"
 COLD_ENTRY: Final = "autotune.worker"
+COMMAND_ENTRY: Final = "autotune.worker.command"
+"""The one process that autotune starts for a command; it imports no engine, so it starts cold."""
 START_LIMIT_S: Final = 300.0
 """For the server's imports: about 15 s on a GPU host, much more from a cold network disk."""
 MAX_RESTARTS: Final = 2
@@ -126,7 +128,8 @@ class LocalLauncher:
         shared = environments.with_package(shared, PACKAGE_ROOT)
         jsonfile.write_json(path / DROPPED_FILE, {"names": list(dropped)})
         # A value that a preloaded library has already read would not take effect in a fork.
-        warm = self._warm and not environments.read_at_import(plan)
+        is_command = isinstance(plan.workload, CommandWorkload)
+        warm = self._warm and not is_command and not environments.read_at_import(plan)
         job = uuid.uuid4().hex
         server = self._server(warm)
         submitted_at, started_s = time.time(), time.monotonic()
@@ -134,16 +137,16 @@ class LocalLauncher:
             protocol.Run(
                 job=job,
                 folder=str(path),
-                processes=plan.topology.processes,
+                processes=plan.num_launched,
                 environment=shared,
-                entry=self._entry_for(warm),
+                entry=COMMAND_ENTRY if is_command else self._entry_for(warm),
                 total_s=plan.deadlines.total_s,
                 phase_s=plan.deadlines.phase_s,
             )
         )
         self._jobs[job] = _Job(
             folder=AttemptFolder(path),
-            num_ranks=plan.topology.processes,
+            num_ranks=plan.num_launched,
             total_s=plan.deadlines.total_s,
             submitted_at=submitted_at,
             started_s=started_s,

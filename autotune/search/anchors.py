@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from autotune.backends.base import backend_of
-from autotune.contract.plan import Workload
+from autotune.contract.plan import CommandWorkload, Workload
 from autotune.search.earlier import EarlierBest
 from autotune.space.model import Config
 from autotune.space.search_space import SearchSpace
@@ -26,7 +26,7 @@ class Anchor:
 
 
 def find_anchors(
-    space: SearchSpace, workload: Workload, earlier: Sequence[EarlierBest] = ()
+    space: SearchSpace, workload: CommandWorkload | Workload, earlier: Sequence[EarlierBest] = ()
 ) -> tuple[Anchor, ...]:
     """Return the anchors inside the space, each canonical key once and never the baseline's.
 
@@ -46,7 +46,9 @@ def find_anchors(
     return tuple(found)
 
 
-def _known(space: SearchSpace, workload: Workload) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def _known(
+    space: SearchSpace, workload: CommandWorkload | Workload
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """The engines take turns, so that a short search has tried each of them."""
     each = [list(_of_backend(space, backend, workload)) for backend in space.backends]
     for turn in itertools.zip_longest(*each):
@@ -54,11 +56,13 @@ def _known(space: SearchSpace, workload: Workload) -> Iterator[tuple[str, str, d
 
 
 def _of_backend(
-    space: SearchSpace, backend: str, workload: Workload
+    space: SearchSpace, backend: str, workload: CommandWorkload | Workload
 ) -> Iterator[tuple[str, str, dict[str, Any]]]:
     defaults = space.default_config(backend).values
     suffix = f"@{backend}" if len(space.backends) > 1 else ""
     yield f"engine_defaults{suffix}", backend, dict(defaults)
+    if isinstance(workload, CommandWorkload):
+        return  # the others follow from the model, and only the program knows that
     for name, values in backend_of(backend).anchors(workload).items():
         yield f"{name}{suffix}", backend, {**defaults, **values}
 

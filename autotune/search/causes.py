@@ -12,12 +12,14 @@ from autotune.contract import errortexts
 from autotune.contract.failures import FailureKind, Phase
 from autotune.contract.folder import AttemptFolder
 from autotune.contract.outcome import Failure, RankError, RankRecord
-from autotune.contract.plan import Plan
+from autotune.contract.plan import CommandWorkload, Plan
 from autotune.launchers.base import JobStatus, RankExit
 
 LOG_TAIL_BYTES: Final = 4000
 """How much of a rank's log goes into a failure's detail."""
 
+_BEFORE_STEPS: Final = ("launch", "init", "build")
+"""Phases of a command that has reported no step."""
 _FAULTS: Final = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 
@@ -136,10 +138,14 @@ def _stopped(
     silent = [one.rank for one in readings if one.record is None]
     silent += [rank for rank, error in _errors(readings) if error.kind == "interrupted"] or [0]
     limit = plan.deadlines.total_s
+    kind: FailureKind
     if status.stopped_for == "hang":
         limit = plan.deadlines.phase_s.get(status.phase, limit)
-        kind: FailureKind = "hang"
+        kind = "hang"
         reason = f"phase {status.phase} did not end within {limit:g} s"
+    elif isinstance(plan.workload, CommandWorkload) and status.phase in _BEFORE_STEPS:
+        kind = "hang"
+        reason = f"the command reported no step within {limit:g} s"
     else:
         kind = "timeout"
         reason = f"no result within {limit:g} s (it was in phase {status.phase})"

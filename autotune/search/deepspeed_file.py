@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from autotune.backends.base import backend_of
+from autotune.contract.plan import CommandWorkload, Workload
 from autotune.errors import AutotuneError, InputError
 from autotune.knobs.knob import Knob
 from autotune.search.planning import Planner
@@ -52,6 +53,11 @@ def read(path: Path, planner: Planner) -> FromFile:
     Raises:
         InputError: It is no DeepSpeed JSON, or says what the study's engine cannot be told.
     """
+    if isinstance(planner.workload, CommandWorkload):
+        raise InputError(
+            "the study times a program of your own, which a DeepSpeed JSON cannot be given to here",
+            hint="compare trials of the study by their numbers",
+        )
     data = _load(path)
     zero = data.get("zero_optimization")
     if not isinstance(zero, Mapping):
@@ -125,6 +131,7 @@ def _setting(path: Path, planner: Planner, backend: str, key: str, value: Any) -
     if isinstance(value, Mapping):
         return _section(path, knobs, full, value)
     if value == AUTO:
+        assert isinstance(planner.workload, Workload)
         rules = backend_of(backend).auto(planner.workload)
         if full not in rules:
             raise InputError(f"{path}: zero_optimization.{key} is auto, for which there is no rule")

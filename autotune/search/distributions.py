@@ -13,7 +13,7 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from autotune.space.domains import MAX_EXACT_INT, grid, steps_of
+from autotune.space.domains import MAX_EXACT_INT, grid, grid_point, nearest, steps_of
 from autotune.space.model import Choices, Domain, FloatRange, IntRange, Param
 
 if TYPE_CHECKING:
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 SLOT: Final = 0.08
 """Length of the slot of one ``also`` value, as a share of the range's axis."""
+MAX_STEPS: Final = 1024
+"""Longer grids are an axis of real numbers to the sampler, rounded afterwards: the Gaussian
+process lists every point of a whole-number dimension (74 GiB for 1e6 … 1e10)."""
 
 Coordinate = float | int | str
 
@@ -53,11 +56,12 @@ def dimension(domain: Domain) -> Dimension:
     if isinstance(domain, Choices):
         return _ordinal(domain) or LabelDimension(domain)
     if isinstance(domain, IntRange):
+        few = (domain.high - domain.low) // domain.step < MAX_STEPS
         plain = not domain.also and domain.high <= MAX_EXACT_INT and domain.low >= 0
-        if plain and not (domain.log and domain.step != 1):
+        if few and plain and not (domain.log and domain.step != 1):
             return IntDimension(domain)
         return AxisDimension(domain)
-    if domain.step is not None:
+    if domain.step is not None and steps_of(domain) < MAX_STEPS:
         return GridDimension(domain)
     return AxisDimension(domain)
 
@@ -231,9 +235,14 @@ class AxisDimension:
 
     @property
     def size(self) -> int | None:
-        if isinstance(self.domain, FloatRange):
-            return None if self.domain.low < self.domain.high else 1 + len(self.domain.also)
-        steps = (self.domain.high - self.domain.low) // self.domain.step
+        if isinstance(self.domain, IntRange):
+            steps = (self.domain.high - self.domain.low) // self.domain.step
+        elif self.domain.step is not None:
+            steps = steps_of(self.domain)
+        elif self.domain.low < self.domain.high:
+            return None
+        else:
+            steps = 0
         return steps + 1 + len(self.domain.also)
 
     def distribution(self) -> BaseDistribution:
@@ -268,6 +277,9 @@ class AxisDimension:
         yield from sorted(self._below)
         if isinstance(self.domain, IntRange):
             yield from range(self.domain.low, self.domain.high + 1, self.domain.step)
+        elif self.domain.step is not None:
+            points = range(steps_of(self.domain) + 1)
+            yield from (grid_point(self.domain.low, self.domain.step, k) for k in points)
         else:
             yield self.domain.low
         yield from self._above
@@ -289,7 +301,7 @@ class AxisDimension:
     def _snap(self, raw: float) -> Any:
         low, high = self.domain.low, self.domain.high
         if isinstance(self.domain, FloatRange):
-            return float(min(high, max(low, raw)))
+            return float(nearest(self.domain, min(high, max(low, raw))))
         assert isinstance(low, int)
         steps = round((raw - low) / self.domain.step)
         largest = (int(high) - low) // self.domain.step

@@ -18,6 +18,7 @@ import autotune
 from autotune import registry
 from autotune.errors import EnvironmentFault
 from autotune.launchers.environment import server_environment
+from autotune.models.hidden_size import hidden_size
 from autotune.models.presets import PRESETS
 from autotune.search import doctor_machine
 from autotune.search.checks import Check, State
@@ -113,7 +114,7 @@ def _presets() -> dict[str, str]:
     for family in registry.names("models"):
         presets = [name for name, config in PRESETS.items() if config["model_type"] == family]
         if presets:
-            found[family] = min(presets, key=lambda name: int(PRESETS[name]["hidden_size"]))
+            found[family] = min(presets, key=lambda name: hidden_size(PRESETS[name])[0])
     return found
 
 

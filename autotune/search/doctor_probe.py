@@ -8,6 +8,7 @@ libraries; ``autotune doctor`` itself loads none.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import json
@@ -134,11 +135,11 @@ def main() -> None:
     request = json.load(sys.stdin)
     tell("torch", look_at_torch)
     for name in request["backends"]:
-        tell(f"backend {name}", lambda name=name: look_at_backend(name))
+        tell(f"backend {name}", functools.partial(look_at_backend, name))
     for module in request["packages"]:
-        tell(f"package {module}", lambda module=module: look_at_package(module))
+        tell(f"package {module}", functools.partial(look_at_package, module))
     for name, preset in request["families"].items():
-        tell(f"family {name}", lambda name=name, preset=preset: look_at_family(name, preset))
+        tell(f"family {name}", functools.partial(look_at_family, name, preset))
 
 
 if __name__ == "__main__":

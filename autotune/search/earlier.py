@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from autotune.contract.folder import StudyFolder
-from autotune.contract.plan import Topology, Workload
+from autotune.contract.plan import CommandWorkload, Topology, Workload
 from autotune.errors import AutotuneError
 from autotune.store import layout
 from autotune.store.importer import read_study
@@ -28,12 +28,12 @@ class EarlierBest:
 
 
 def earlier_bests(
-    runs: Path, *, but: str, workload: Workload, topology: Topology
+    runs: Path, *, but: str, workload: CommandWorkload | Workload, topology: Topology
 ) -> tuple[EarlierBest, ...]:
     """Return the confirmed bests of the other studies in ``runs``, the latest first.
 
-    Of the same workload family is a study of the same model family and kind of device. A study
-    that cannot be read is passed over: it is no part of this search.
+    Of the same workload family is a study of the same model family, or the same command, and the
+    same kind of device. A study that cannot be read is passed over: it is no part of this search.
     """
     found: list[tuple[float, EarlierBest]] = []
     for path in sorted(runs.iterdir()) if runs.is_dir() else ():
@@ -53,10 +53,16 @@ def earlier_bests(
     return tuple(best for _, best in found[:MAX_EARLIER])
 
 
-def _same_family(study: StudyRecord, workload: Workload, topology: Topology) -> bool:
+def _same_family(
+    study: StudyRecord, workload: CommandWorkload | Workload, topology: Topology
+) -> bool:
+    if study.topology.device != topology.device:
+        return False
+    if isinstance(workload, CommandWorkload):
+        return study.workload.get("command") == list(workload.command)
     model = study.workload.get("model")
     family = model.get("family") if isinstance(model, dict) else None
-    return family == workload.model.family and study.topology.device == topology.device
+    return bool(family == workload.model.family)
 
 
 def _best(contents: StudyContents) -> EarlierBest | None:

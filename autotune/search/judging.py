@@ -25,7 +25,7 @@ from autotune.contract.outcome import (
     ReadBack,
     State,
 )
-from autotune.contract.plan import Plan
+from autotune.contract.plan import CommandWorkload, Plan, Workload
 from autotune.errors import RecordError
 from autotune.launchers.base import JobStatus
 from autotune.search.causes import RankReading, find_cause, shortened
@@ -55,7 +55,7 @@ def judge(
         flops_per_s_at_peak: Peak rate of all devices together; ``None`` where unknown (CPU).
         flops_per_iteration: Model FLOPs of one mean iteration; ``None`` where unknown.
     """
-    readings = [_read(plan, folder, rank) for rank in range(plan.topology.processes)]
+    readings = [_read(plan, folder, rank) for rank in range(plan.num_launched)]
     records = [reading.record for reading in readings if reading.record is not None]
     if status.stopped_for == "cancelled":
         failure = Failure(kind="interrupted", reason="the search was stopped", phase=status.phase)
@@ -91,8 +91,10 @@ def _read(plan: Plan, folder: AttemptFolder, rank: int) -> RankReading:
 def _invalid(plan: Plan, measured: Sequence[RankMeasurement]) -> Failure | None:
     """Why measurements of all ranks do not count."""
     speed = max(m.window_s / len(m.iteration_s) for m in measured)
+    # A command's engine cannot be asked: its record lists the values as unverified.
+    asked = () if isinstance(plan.workload, CommandWorkload) else plan.verify
     for rank, one in enumerate(measured):
-        for name in plan.verify:
+        for name in asked:
             problem = _not_in_effect(name, plan.config.get(name), one.read_back.get(name))
             if problem is not None:
                 return Failure(
@@ -132,8 +134,7 @@ def _numbers_problem(
     first = measured[0].checks
     for rank, one in enumerate(measured[1:], start=1):
         if len(one.checks) != len(first) or not all(
-            math.isclose(a.loss, b.loss, rel_tol=SAME)
-            and math.isclose(a.grad_norm, b.grad_norm, rel_tol=SAME)
+            _same(a.loss, b.loss) and _same(a.grad_norm, b.grad_norm)
             for a, b in zip(first, one.checks, strict=True)
         ):
             problem = f"ranks 0 and {rank} report different losses or gradient norms"
@@ -142,11 +143,17 @@ def _numbers_problem(
         problem = f"{len(first)} of {len(reference)} check iterations were recorded"
     problem = problem or numerics.first_problem(first, plan.numerics)
     final = measured[0].final_loss
-    if problem is None and not (math.isfinite(final) and final > 0):
+    if problem is None and final is not None and not (math.isfinite(final) and final > 0):
         problem = f"the loss of the last timed iteration is {final!r}"
     if problem is None:
         return None
     return Failure(kind="numerics", reason=problem, rank=0, phase="check", measured_s_per_it=speed)
+
+
+def _same(left: float | None, right: float | None) -> bool:
+    if left is None or right is None:
+        return left is right
+    return math.isclose(left, right, rel_tol=SAME)
 
 
 def _merge(plan: Plan, measured: Sequence[RankMeasurement]) -> Measurement:
@@ -168,7 +175,10 @@ def _merge(plan: Plan, measured: Sequence[RankMeasurement]) -> Measurement:
     for one in measured:
         read_back.update(one.read_back)
         implementations.update(one.implementations)
-    tokens = sum(plan.workload.samples.lengths) / cycle
+    tokens = None
+    if isinstance(plan.workload, Workload):
+        tokens = sum(plan.workload.samples.lengths) / cycle
+    schedule = plan.schedule
     return Measurement(
         s_per_it=s_per_it,
         low=interval.low * scale,
@@ -182,13 +192,13 @@ def _merge(plan: Plan, measured: Sequence[RankMeasurement]) -> Measurement:
         warmup_total_s=math.fsum(slowest.warmup_s),
         compile_s=max(one.compile_s for one in measured),
         unsteady=any(one.unsteady for one in measured),
-        tokens_per_s=tokens / s_per_it,
+        tokens_per_s=None if tokens is None else tokens / s_per_it,
         samples_per_s=plan.workload.global_batch / s_per_it,
         mfu=None,
         peak_memory=_peak_memory(measured),
-        micro_steps=plan.schedule.micro_steps,
-        padding_share=plan.schedule.padding_share,
-        distinct_shapes=plan.schedule.distinct_shapes,
+        micro_steps=schedule.micro_steps if schedule else None,
+        padding_share=schedule.padding_share if schedule else None,
+        distinct_shapes=schedule.distinct_shapes if schedule else None,
         checks=measured[0].checks,
         final_loss=measured[0].final_loss,
         read_back=read_back,
@@ -197,7 +207,7 @@ def _merge(plan: Plan, measured: Sequence[RankMeasurement]) -> Measurement:
         alloc_retries=sum(one.alloc_retries for one in measured),
         throttled=_throttled(measured),
         memory_margin_bytes=max(_margin(plan, one) for one in measured),
-        worst_case=plan.schedule.worst_case,
+        worst_case=schedule.worst_case if schedule else None,
     )
 
 

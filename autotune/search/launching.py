@@ -7,6 +7,7 @@ import dataclasses
 import time
 from typing import Any, Final
 
+from autotune.contract import hostmemory
 from autotune.contract.failures import POLICIES, Phase
 from autotune.contract.folder import AttemptFolder
 from autotune.contract.outcome import Failure, Outcome
@@ -17,7 +18,6 @@ from autotune.launchers.base import JobStatus, Launcher
 from autotune.search.events import EventSink, LaunchEnded, LaunchStarted, Message, PhaseChanged
 from autotune.search.interrupts import Interrupts
 from autotune.search.judging import judge
-from autotune.search.memory_pressure import oom_kills
 from autotune.search.planning import Planner
 from autotune.space.model import Config
 from autotune.store.recorder import StudyRecorder
@@ -159,7 +159,7 @@ class Runner:
         return outcome
 
     def _submit_and_judge(self, folder: AttemptFolder, plan: Plan) -> Outcome:
-        kills = oom_kills()
+        kills = hostmemory.oom_kills()
         job = self._launcher.submit(folder, plan)
         try:
             status = self._watch(job)
@@ -170,7 +170,7 @@ class Runner:
             plan,
             folder,
             status,
-            oom_kills=oom_kills() - kills,
+            oom_kills=hostmemory.oom_kills() - kills,
             flops_per_iteration=self._flops.per_iteration,
             flops_per_s_at_peak=self._flops.per_s_at_peak,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from autotune.contract.plan import Topology, Workload
+from autotune.contract.plan import CommandWorkload, Topology, Workload
 from autotune.search.devices import Devices
 from autotune.search.launching import Flops
 from autotune.search.workload import flops_per_iteration
@@ -27,9 +27,9 @@ PEAK_FLOPS: Final[tuple[tuple[str, dict[str, float]], ...]] = (
 sheets; the first whose words are all there. TF32 is not assumed for fp32."""
 
 
-def flops_of(workload: Workload, topology: Topology, devices: Devices) -> Flops:
-    """Return the workload's FLOPs and the peak of its devices; unknown on a CPU."""
-    if topology.device == "cpu":
+def flops_of(workload: CommandWorkload | Workload, topology: Topology, devices: Devices) -> Flops:
+    """Return the workload's FLOPs and the peak of its devices; unknown on a CPU or of a command."""
+    if topology.device == "cpu" or isinstance(workload, CommandWorkload):
         return Flops(per_iteration=None, per_s_at_peak=None)
     peaks = [
         _peak(device.name, workload.precision.compute)

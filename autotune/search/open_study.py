@@ -12,7 +12,7 @@ from typing import cast
 from autotune import registry
 from autotune.contract import jsonfile
 from autotune.contract.folder import StudyFolder
-from autotune.contract.plan import Topology
+from autotune.contract.plan import CommandWorkload, Topology
 from autotune.launchers.base import Launcher
 from autotune.search.events import EventSink
 from autotune.search.interrupts import Interrupts
@@ -22,6 +22,7 @@ from autotune.search.mfu import flops_of
 from autotune.search.preflight import Prepared
 from autotune.search.projection import Projection
 from autotune.search.request import SearchRequest
+from autotune.space.model import CommandSpec
 from autotune.space.search_space import SearchSpace
 from autotune.store.database import Store, default_url
 from autotune.store.lock import hold
@@ -108,6 +109,8 @@ def _study_lock(folder: StudyFolder) -> Iterator[None]:
 
 def _with_own_data(prepared: Prepared) -> Prepared:
     """Copy the tokens of a data set from the staging folder into the study's own."""
+    if isinstance(prepared.workload, CommandWorkload):
+        return prepared
     staged = prepared.workload.samples.token_file
     if staged is None:
         return prepared
@@ -131,7 +134,8 @@ def _with_own_data(prepared: Prepared) -> Prepared:
 
 def _local(folder: StudyFolder, topology: Topology, space: SearchSpace) -> Launcher:
     local = registry.load("launchers", "local")
+    warm = not isinstance(space.workload, CommandSpec)  # a command imports its libraries itself
     return cast(
         "Launcher",
-        local(folder, topology.processes, topology.device, backends=space.backends),
+        local(folder, topology.processes, topology.device, warm, backends=space.backends),
     )

@@ -11,6 +11,7 @@ from autotune.backends.base import Refusal, backend_of
 from autotune.contract.plan import (
     Batching,
     CheckPoint,
+    CommandWorkload,
     Deadlines,
     Measuring,
     Numerics,
@@ -50,16 +51,15 @@ def measuring(topology: Topology) -> Measuring:
     return GPU_MEASURING if topology.device == "cuda" else CPU_MEASURING
 
 
-def numerics(precision: Precision, reference: tuple[CheckPoint, ...]) -> Numerics:
+def numerics(precision: Precision | None, reference: tuple[CheckPoint, ...]) -> Numerics:
     """Tolerances by precision (DESIGN.md, "Numerics").
 
     Before any update the backends agree to 3e-7 in float32 and, with rounded weights and float32
     reduction, to 1e-5 in bf16; other cuts of the batch move bf16's rounding by up to 5e-3 in the
     norm, and the order in which a kernel sums float32 squares moved a norm by 5e-6. Wrong
-    gradient scaling is off by whole factors.
+    gradient scaling is off by whole factors. A command that states no precision may use bf16.
     """
-    formats = (precision.compute, precision.master, precision.accumulate, precision.reduce)
-    if "bf16" in formats:
+    if precision is None or "bf16" in dataclasses.astuple(precision):
         return Numerics(
             reference=reference,
             first_loss_tolerance=2e-3,
@@ -91,7 +91,7 @@ class Planner:
     study: str
     space: SearchSpace
     """Bound to ``topology``."""
-    workload: Workload
+    workload: CommandWorkload | Workload
     topology: Topology
     _schedules: dict[tuple[Any, ...], Schedule | str] = dataclasses.field(default_factory=dict)
 
@@ -139,14 +139,18 @@ class Planner:
 
     def refusal(self, config: Config) -> Refusal | None:
         """Why ``config`` is known not to run here, without a launch; ``None`` if it may."""
+        if isinstance(self.workload, CommandWorkload):
+            return None  # what its program refuses, only its program knows
         schedule = self._schedule(config)
         if isinstance(schedule, str):
             return Refusal(about="workload.global_batch", reason=schedule)
         backend = backend_of(config.backend)
         return backend.validate(config.values, self.workload, self.topology)
 
-    def _schedule(self, config: Config) -> Schedule | str:
-        """The cut of the batches, or why there is none."""
+    def _schedule(self, config: Config) -> Schedule | str | None:
+        """The cut of the batches, or why there is none; ``None`` for a command."""
+        if isinstance(self.workload, CommandWorkload):
+            return None
         batching: Batching = config.values["workload.batching"]
         cut = (
             batching,

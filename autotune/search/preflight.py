@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from autotune.backends.base import backend_of
 from autotune.contract.folder import StudyFolder, check_study_name
-from autotune.contract.plan import Model, Topology, Workload
+from autotune.contract.plan import CommandWorkload, Topology, Workload
 from autotune.errors import EnvironmentFault, InputError
 from autotune.models.family import family_of
 from autotune.search import disk
@@ -25,9 +25,9 @@ from autotune.search.packages import known_bad
 from autotune.search.planning import Planner
 from autotune.search.proposals import Exhausted, look_around, sampler_name
 from autotune.search.request import SearchRequest
-from autotune.search.workload import context_of, make_workload
+from autotune.search.workload import command_workload, context_of, make_workload
 from autotune.space.loader import find_space, load_space, parse_space
-from autotune.space.model import Config
+from autotune.space.model import CommandSpec, Config
 from autotune.space.search_space import SearchSpace
 from autotune.space.settings import MAX_TRIALS
 from autotune.store.provenance import environment, environment_fingerprint
@@ -45,7 +45,7 @@ class Prepared:
     """Bound to the topology."""
     devices: Devices
     topology: Topology
-    workload: Workload
+    workload: CommandWorkload | Workload
     environment: dict[str, Any]
     context: str
     sampler: str
@@ -79,19 +79,20 @@ def prepare(request: SearchRequest, *, staging: Path) -> Prepared:
     disk.check_writable(request.runs)
     disk.check_room(request.runs)
     sampler = sampler_name(loaded)
-    _check_packages(loaded)
+    if isinstance(loaded.workload, CommandSpec):
+        _check_program(loaded, loaded.workload.command[0])
+    else:
+        _check_packages(loaded)
     devices = visible_devices()
     with loaded.place("topology.processes").blamed():
         topology = find_topology(devices, loaded.processes)
-    space = loaded.on(topology)
-    _take_earlier_tokens(folder, staging)
-    workload = make_workload(space, data_folder=staging)
-    family = family_of(workload.model.family)
-    refusal = family.packing_refusal(workload.model.config)
-    if refusal is not None:
-        space = loaded.on(topology, packing_refusal=refusal)
-    space = fitting(space, workload, topology, devices)
-    space, automatic = resolve_auto(space, workload)
+    automatic: tuple[str, ...] = ()
+    if isinstance(loaded.workload, CommandSpec):
+        workload: CommandWorkload | Workload = command_workload(loaded.workload)
+        space = loaded.on(topology)
+    else:
+        _take_earlier_tokens(folder, staging)
+        workload, space, automatic = _training(loaded, topology, devices, staging)
     facts = environment(topology)
     planner = Planner(study=folder.name, space=space, workload=workload, topology=topology)
     _check_baseline(space, planner)
@@ -109,7 +110,7 @@ def prepare(request: SearchRequest, *, staging: Path) -> Prepared:
         trials=trials,
         planner=planner,
         anchors=find_anchors(space, workload, earlier) if request.anchors else (),
-        notes=(*_notes(space, workload.model, devices, topology), *automatic, *few),
+        notes=(*_notes(space, workload, devices, topology), *automatic, *few),
     )
 
 
@@ -135,6 +136,20 @@ def study_name(request: SearchRequest) -> str:
     stem = find_space(request.space).stem
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._") or "study"
     return check_study_name(safe[:100])
+
+
+def _training(
+    loaded: SearchSpace, topology: Topology, devices: Devices, staging: Path
+) -> tuple[Workload, SearchSpace, tuple[str, ...]]:
+    """The workload of autotune's own step, the space without what it cannot do, and notes."""
+    space = loaded.on(topology)
+    workload = make_workload(space, data_folder=staging)
+    family = family_of(workload.model.family)
+    refusal = family.packing_refusal(workload.model.config)
+    if refusal is not None:
+        space = loaded.on(topology, packing_refusal=refusal)
+    space, automatic = resolve_auto(fitting(space, workload, topology, devices), workload)
+    return workload, space, automatic
 
 
 def _take_earlier_tokens(folder: StudyFolder, staging: Path) -> None:
@@ -177,6 +192,14 @@ def _check_rest(space: SearchSpace, planner: Planner) -> tuple[str, ...]:
     )
 
 
+def _check_program(space: SearchSpace, program: str) -> None:
+    if shutil.which(program) is None:
+        raise space.place("workload.command").error(
+            f"there is no program {program!r} to run",
+            hint="give its path, from the present folder or whole, or put its folder on PATH",
+        )
+
+
 def _check_packages(space: SearchSpace) -> None:
     for backend in space.backends:
         wanted = {name.split(".")[0] for name in backend_of(backend).preload}
@@ -194,7 +217,10 @@ def _check_packages(space: SearchSpace) -> None:
 
 
 def _notes(
-    space: SearchSpace, model: Model, devices: Devices, topology: Topology
+    space: SearchSpace,
+    workload: CommandWorkload | Workload,
+    devices: Devices,
+    topology: Topology,
 ) -> tuple[str, ...]:
     notes = [
         f"{d.param} is not tuned: {d.reason}"
@@ -202,7 +228,8 @@ def _notes(
         else f"{d.param}: {d.value!r} is left out: {d.reason}"
         for d in space.dropped
     ]
-    if model.hidden_size_from != "hidden_size":
+    model = workload.model if isinstance(workload, Workload) else None
+    if model is not None and model.hidden_size_from != "hidden_size":
         size = model.config["hidden_size"]
         notes.append(f"the model's hidden size {size} is {model.hidden_size_from} of its config")
     if devices.note:

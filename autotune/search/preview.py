@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Mapping
 from typing import Any, Final
 
 from autotune.contract import hostmemory
 from autotune.contract.duration import duration_text
+from autotune.contract.plan import CommandWorkload, Workload
 from autotune.knobs.words import changed_settings, settings_words, value_words
 from autotune.search.confirm import ROUNDS
 from autotune.search.planning import measuring
@@ -25,7 +27,7 @@ WIDTH: Final = 100
 
 def preview(prepared: Prepared) -> dict[str, Any]:
     """Return the plan of the search as plain data."""
-    space, topology, model = prepared.space, prepared.topology, prepared.workload.model
+    space, topology = prepared.space, prepared.topology
     rules = measuring(topology)
     each = min(rules.window_s + OVERHEAD_S[topology.device], space.search.max_trial_time_s)
     size = space_size(space)
@@ -36,16 +38,13 @@ def preview(prepared: Prepared) -> dict[str, Any]:
         "dry_run": True,
         "study": prepared.folder.name,
         "resumes": exists,
-        "model": {"name": model.name, "family": model.family, "parameters": model.num_parameters},
+        **_work(prepared.workload),
         "backends": list(space.backends),
         "topology": {"processes": topology.processes, "device": topology.device},
         "devices": [one.name for one in prepared.devices.found[: topology.processes]],
         "launcher": "local",
         "environment": prepared.environment,
         "memory_bytes": _memory_bytes(prepared),
-        "global_batch": prepared.workload.global_batch,
-        "tokens_per_iteration": sum(prepared.workload.samples.lengths)
-        / prepared.workload.distinct_batches,
         "params": {param.name: domain_words(param.domain) for param in space.params},
         "fixed": dict(space.fixed),
         "constraints": [one.text for one in space.constraints],
@@ -66,6 +65,24 @@ def preview(prepared: Prepared) -> dict[str, Any]:
     }
 
 
+def _work(workload: CommandWorkload | Workload) -> dict[str, Any]:
+    """What an iteration is; a command's model and tokens are not known."""
+    model, tokens = None, None
+    if isinstance(workload, Workload):
+        tokens = sum(workload.samples.lengths) / workload.distinct_batches
+        model = {
+            "name": workload.model.name,
+            "family": workload.model.family,
+            "parameters": workload.model.num_parameters,
+        }
+    return {
+        "model": model,
+        "command": list(workload.command) if isinstance(workload, CommandWorkload) else None,
+        "global_batch": workload.global_batch,
+        "tokens_per_iteration": tokens,
+    }
+
+
 def preview_lines(prepared: Prepared) -> list[str]:
     """Return the plan of the search for people."""
     plan = preview(prepared)
@@ -75,13 +92,12 @@ def preview_lines(prepared: Prepared) -> list[str]:
     lines = [
         f"study {plan['study']}{' (goes on)' if plan['resumes'] else ''}: {plan['trials']} trials "
         f"with sampler {plan['sampler']}, then {plan['confirmation_launches']} launches to confirm",
-        f"model {plan['model']['name']}: {plan['model']['family']}, "
-        f"{plan['model']['parameters']:,} parameters",
+        *_work_words(plan),
         f"runs on {plan['topology']['processes']} × {_device(plan)} "
         f"with {', '.join(plan['backends'])}, launcher {plan['launcher']}",
         *_wrapped(f"versions: {_versions(plan['environment'])}"),
         f"memory: {plan['memory_bytes'] / GIB:.1f} GiB for all processes together",
-        f"an iteration: {plan['global_batch']} samples, {plan['tokens_per_iteration']:,.0f} tokens",
+        _iteration_words(plan),
         f"space: {count} configurations",
         *(f"  {name}: {text}" for name, text in plan["params"].items()),
         *(f"  always {name} = {value_words(value)}" for name, value in plan["fixed"].items()),
@@ -92,6 +108,19 @@ def preview_lines(prepared: Prepared) -> list[str]:
         f"at most {duration_text(plan['estimated_s']['longest'])} (max_trial_time, every launch)",
     ]
     return [*lines, *plan["notes"], "dry run: nothing was started or written"]
+
+
+def _work_words(plan: dict[str, Any]) -> list[str]:
+    model = plan["model"]
+    if model is None:
+        return _wrapped(f"command {shlex.join(plan['command'])}")
+    return [f"model {model['name']}: {model['family']}, {model['parameters']:,} parameters"]
+
+
+def _iteration_words(plan: dict[str, Any]) -> str:
+    tokens = plan["tokens_per_iteration"]
+    more = "" if tokens is None else f", {tokens:,.0f} tokens"
+    return f"an iteration: {plan['global_batch']} samples{more}"
 
 
 def _anchor(plan: dict[str, Any], name: str, values: dict[str, Any]) -> list[str]:

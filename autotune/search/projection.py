@@ -194,7 +194,8 @@ class Projection:
             return
         assert measured is not None
         trial.set_user_attr("state", outcome.state)
-        trial.set_user_attr("tokens_per_s", measured.tokens_per_s)
+        if measured.tokens_per_s is not None:
+            trial.set_user_attr("tokens_per_s", measured.tokens_per_s)
         peak = max(measured.peak_memory.timed, measured.peak_memory.worst_case)
         trial.set_user_attr("peak_memory_bytes", peak)
         self._study.tell(trial, measured.s_per_it)

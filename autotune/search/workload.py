@@ -6,15 +6,27 @@ from pathlib import Path
 from typing import Final
 
 from autotune.contract import codec, jsonfile
-from autotune.contract.plan import Model, Samples, Topology, Workload
+from autotune.contract.plan import CommandWorkload, Model, Samples, Topology, Workload
 from autotune.data.samples import make_samples
 from autotune.errors import InputError
 from autotune.models.family import family_of
 from autotune.models.resolve import resolve_model
+from autotune.space.model import CommandSpec, WorkloadSpec
 from autotune.space.search_space import SearchSpace
 
 DISTINCT_BATCHES: Final = 4
 """Global batches in the cycle that every trial repeats."""
+
+
+def command_workload(spec: CommandSpec) -> CommandWorkload:
+    """Return the workload of a command."""
+    return CommandWorkload(
+        command=spec.command,
+        global_batch=spec.global_batch,
+        distinct_batches=DISTINCT_BATCHES,
+        optimizer=spec.optimizer,
+        precision=spec.precision,
+    )
 
 
 def make_workload(space: SearchSpace, *, data_folder: Path) -> Workload:
@@ -29,13 +41,13 @@ def make_workload(space: SearchSpace, *, data_folder: Path) -> Workload:
         SpaceError: The model or the data cannot be used.
         EnvironmentFault: The hub cannot be reached, or the folder cannot be written.
     """
-    spec = space.workload
+    spec = space.training
     if spec.finetune != "full":
         raise InputError(f"workload.finetune: {spec.finetune} is not known", hint="known: full")
     with space.place("workload.model").blamed():
         model = resolve_model(spec.model, load_weights=spec.load_weights)
     with space.place("workload.data").blamed():
-        samples = _samples(space, model, data_folder)
+        samples = _samples(spec, model, data_folder)
     return Workload(
         model=model,
         finetune="full",
@@ -47,15 +59,18 @@ def make_workload(space: SearchSpace, *, data_folder: Path) -> Workload:
     )
 
 
-def context_of(workload: Workload, topology: Topology, environment_fingerprint: str) -> str:
+def context_of(
+    workload: CommandWorkload | Workload, topology: Topology, environment_fingerprint: str
+) -> str:
     """Return the digest of all that must be equal for two times to be comparable.
 
     Where the token file lies is left out: its hash is in, and a runs folder may be moved. So is
     where the hidden size was found.
     """
     work = codec.to_json(workload)
-    work["samples"]["token_file"] = None
-    del work["model"]["hidden_size_from"]
+    if isinstance(workload, Workload):
+        work["samples"]["token_file"] = None
+        del work["model"]["hidden_size_from"]
     return jsonfile.digest(
         {
             "workload": work,
@@ -73,15 +88,15 @@ def flops_per_iteration(workload: Workload) -> float:
     return per_token * sum(lengths) / workload.distinct_batches
 
 
-def _samples(space: SearchSpace, model: Model, data_folder: Path) -> Samples:
-    data = space.workload.data
+def _samples(spec: WorkloadSpec, model: Model, data_folder: Path) -> Samples:
+    data = spec.data
     return make_samples(
         lengths=data.lengths,
         jsonl=data.jsonl,
         tokenizer=data.tokenizer,
         max_length=data.max_length,
         seed=data.seed,
-        num_samples=space.workload.global_batch * DISTINCT_BATCHES,
+        num_samples=spec.global_batch * DISTINCT_BATCHES,
         vocab_size=family_of(model.family).vocab_size(model.config),
         folder=data_folder,
     )

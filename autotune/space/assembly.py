@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from autotune.knobs.knob import Knob
-from autotune.space import conditions, reading, sections
+from autotune.space import commands, conditions, reading, sections
 from autotune.space.canonical import label
 from autotune.space.catalogue import Catalogue
-from autotune.space.model import AUTO, Choices, Constraint, Dropped, Param
+from autotune.space.model import (
+    AUTO,
+    Choices,
+    CommandSpec,
+    Constraint,
+    Dropped,
+    Param,
+    WorkloadSpec,
+)
 from autotune.space.nodes import Entry, Node, Table
 from autotune.space.params import read_domain
 from autotune.space.place import Place
@@ -35,12 +43,27 @@ def assemble(
         SpaceError: A knob, a condition or a constraint is wrong, or two sections contradict.
     """
     reader = _Reader(root, catalogue)
-    workload = sections.workload(root, catalogue, base)
+    workload: CommandSpec | WorkloadSpec
+    if catalogue.is_command:
+        workload = commands.read_command(root, catalogue)
+    else:
+        workload = sections.workload(root, catalogue, base)
     processes = sections.processes(root, catalogue)
     settings = read_search(root, catalogue)
     reader.read_values()
     reader.read_params(settings.allow)
     reader.check_sections()
+    knobs = catalogue.knobs
+    if isinstance(workload, CommandSpec):
+        commands.check_reached(
+            workload,
+            catalogue,
+            params=reader.params,
+            stated={**reader.baseline, **reader.fixed},
+            values=tuple(reader.places_of_knobs()),
+        )
+        live = commands.reached(workload, catalogue)
+        knobs = {full: knob for full, knob in knobs.items() if full in live}
     space = SearchSpace(
         file=file,
         text=text,
@@ -58,7 +81,7 @@ def assemble(
         unverified=read_unverified(root, catalogue),
         search=settings,
         dropped=tuple(reader.dropped),
-        knobs=catalogue.knobs,
+        knobs=knobs,
         places=reader.places,
     )
     return dataclasses.replace(space, constraints=_constraints(root, catalogue, space))
@@ -239,6 +262,14 @@ class _Reader:
         stated = {**self.stated, **self.fixed}
         constant = {name: (value,) for name, value in stated.items() if value != AUTO}
         return {**constant, **lists, conditions.BACKEND: self.catalogue.backends}
+
+    def places_of_knobs(self) -> Iterator[tuple[str, Place]]:
+        """Yield the full name of each knob that is tuned, fixed or in the baseline."""
+        for param in self.params:
+            yield param.knob, self.places[f"params.{param.name}"]
+        for section, given in (("fixed", self.fixed), ("baseline", self.baseline)):
+            for name in given:
+                yield name, self.places[f"{section}.{name}"]
 
     def check_sections(self) -> None:
         """Refuse what contradicts itself across sections."""

@@ -58,6 +58,8 @@ def bind(space: SearchSpace, topology: Topology, packing_refusal: str | None) ->
 
 def _check_default_cut(space: SearchSpace, topology: Topology) -> None:
     """The baseline must be cut somehow; where nothing says how, it is by rows."""
+    if _ROWS not in space.knobs:
+        return  # a command that is not told how many rows to take
     named = {**space.baseline, **space.fixed}
     if named.get(_BATCHING) == _PACKED and named.get(_TOKENS) is None:
         section = "fixed" if _BATCHING in space.fixed else "baseline"
@@ -67,7 +69,7 @@ def _check_default_cut(space: SearchSpace, topology: Topology) -> None:
     if all(named.get(name) is None for name in (_ROWS, _TOKENS)):
         hint = None
         if any(param.knob == _TOKENS for param in space.params):
-            length = space.workload.data.max_length
+            length = space.training.data.max_length
             hint = f"say how the baseline is cut, as in baseline: {{max_tokens: {length}}}"
         default = space.knobs[_ROWS].default
         _refuse(space, topology, _ROWS, default, space.place("workload.global_batch"), hint)
@@ -102,13 +104,14 @@ def impossible(space: SearchSpace, topology: Topology, name: str, value: Any) ->
     if name == _ROWS:
         batch, processes = space.workload.global_batch, topology.processes
         if batch % (value * processes) != 0:
+            name = "samples_per_iteration" if space.is_command else "global_batch"
             return (
-                f"global_batch {batch} is not divisible by micro_batch {value} × "
+                f"{name} {batch} is not divisible by micro_batch {value} × "
                 f"{processes} {_processes(processes)} = {value * processes}"
             )
-    if name == _TOKENS and value < space.workload.data.max_length:
+    if name == _TOKENS and value < space.training.data.max_length:
         return (
-            f"a sample can have max_length {space.workload.data.max_length} tokens, "
+            f"a sample can have max_length {space.training.data.max_length} tokens, "
             f"more than max_tokens {value}"
         )
     if name == _RESHARD:
@@ -182,7 +185,7 @@ def _raise_low(
     space: SearchSpace, topology: Topology, param: Param, domain: IntRange
 ) -> tuple[Domain | None, list[Dropped]]:
     """A range of token limits begins where the longest sample fits."""
-    bound = space.workload.data.max_length
+    bound = space.training.data.max_length
     also = tuple(value for value in domain.also if value >= bound)
     steps = max(0, math.ceil((bound - domain.low) / domain.step))
     low = domain.low + steps * domain.step
@@ -219,5 +222,5 @@ def _hint(space: SearchSpace, topology: Topology, name: str) -> str | None:
     if name == _BATCHING:
         return "use padded or sorted" if space.packing_refusal else "tune or set max_tokens"
     if name == _TOKENS:
-        return f"max_tokens must be at least {space.workload.data.max_length}"
+        return f"max_tokens must be at least {space.training.data.max_length}"
     return None

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from autotune import registry
+from autotune.contract import command
 from autotune.knobs import environment, reasons, workload
 from autotune.knobs.knob import Knob
 from autotune.space import reading
@@ -20,14 +21,24 @@ def backend_knobs(backend: str) -> tuple[Knob, ...]:
 
 
 class Catalogue:
-    """Knobs of the chosen backends, the workload and the environment, by full and bare name."""
+    """Knobs of the chosen backends, the workload and the environment, by full and bare name.
 
-    def __init__(self, backends: Iterable[str]) -> None:
+    Args:
+        backends: As the file names them.
+        own: Settings that only the workload's command knows; ``None``: it is no command.
+    """
+
+    def __init__(self, backends: Iterable[str], own: Iterable[Knob] | None = None) -> None:
         self.backends: Final = tuple(backends)
+        self.is_command: Final = own is not None
         self.knobs: Final[dict[str, Knob]] = {}
         for backend in self.backends:
             self._add(backend_knobs(backend))
-        self._add(workload.KNOBS)
+        if own is None:
+            self._add(workload.KNOBS)
+        else:
+            self._add(knob for knob in workload.KNOBS if knob.name in workload.OF_COMMANDS)
+            self._add(own)
         self._add(environment.KNOBS)
 
     def _add(self, knobs: Iterable[Knob]) -> None:
@@ -80,6 +91,18 @@ class Catalogue:
                 "not the same work done faster",
                 hint=f"set it at {workload.WORK[bare]}",
             )
+        if self.is_command and owner in ("", "workload"):
+            own_step = {knob.name for knob in workload.KNOBS}
+            if bare in own_step:
+                return place.error(
+                    f"{bare} is a knob of autotune's own training step, and this workload is a "
+                    "command",
+                    hint=f"if your program has it, name it command.{bare}",
+                )
+        if owner == command.OWNER:
+            return place.error(
+                f"{reading.shown(name)} is a setting of a command, and workload has no command"
+            )
         for known, refused in reasons.REFUSED.items():
             if bare in refused and owner in ("", known):
                 return place.error(f"{name} cannot be set here: {refused[bare]}")
@@ -93,6 +116,8 @@ class Catalogue:
         close = reading.nearest(name, self.names)
         live = [knob.name for knob in self.knobs.values() if not knob.always_dead]
         hint = f"did you mean {close}?" if close else f"known: {', '.join(dict.fromkeys(live))}"
+        if self.is_command:
+            hint += f"; a setting that only your program knows is written {command.OWNER}.NAME"
         return place.error(f"unknown knob {reading.shown(name)}", hint=hint)
 
     def _environment(self, name: str, place: Place) -> Exception:

@@ -29,7 +29,7 @@ def contains(domain: Domain, value: Any) -> bool:
         return True
     if not domain.low <= value <= domain.high:
         return False
-    return domain.step is None or value in grid(domain.low, domain.step, steps_of(domain))
+    return domain.step is None or value in _around(domain, value)
 
 
 def exact(value: float) -> Decimal:
@@ -45,7 +45,21 @@ def steps_of(domain: FloatRange) -> int:
 
 def grid(low: float, step: float, steps: int) -> tuple[float, ...]:
     """``low + k · step`` for k = 0 … ``steps``, exact in decimal."""
-    return tuple(float(exact(low) + k * exact(step)) for k in range(steps + 1))
+    return tuple(grid_point(low, step, k) for k in range(steps + 1))
+
+
+def grid_point(low: float, step: float, k: int) -> float:
+    """``low + k · step``, exact in decimal."""
+    return float(exact(low) + k * exact(step))
+
+
+def _around(domain: FloatRange, value: float) -> tuple[float, ...]:
+    """The grid's points next to ``value``, without listing a grid that may be huge."""
+    assert domain.step is not None
+    below = int((exact(float(value)) - exact(domain.low)) / exact(domain.step))
+    last = steps_of(domain)
+    places = sorted({min(last, max(0, k)) for k in (below - 1, below, below + 1)})
+    return tuple(grid_point(domain.low, domain.step, k) for k in places)
 
 
 def nearest(domain: Domain, wished: Any) -> Any:
@@ -64,7 +78,7 @@ def nearest(domain: Domain, wished: Any) -> Any:
     if isinstance(domain, IntRange):
         inside = _on_int_grid(domain, clipped)
     elif domain.step is not None:
-        inside = _closest(grid(domain.low, domain.step, steps_of(domain)), clipped)
+        inside = _closest(_around(domain, clipped), clipped)
     else:
         inside = float(clipped)
     return _closest((inside, *domain.also), number)

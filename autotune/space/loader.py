@@ -12,9 +12,10 @@ from typing import Final
 
 import autotune
 from autotune import registry
-from autotune.space import assembly, nodes, reading, sections
+from autotune.space import assembly, commands, nodes, reading, sections
 from autotune.space import overrides as edits
 from autotune.space.catalogue import Catalogue
+from autotune.space.model import CommandSpec
 from autotune.space.nodes import Items, Node, Scalar, Table
 from autotune.space.place import Place
 from autotune.space.search_space import SearchSpace
@@ -107,7 +108,8 @@ def parse_space(
     _check_version(root)
     if root.get("backend") is None:
         sections.check_keys(root, "", None)
-    catalogue = Catalogue(_backends(sections.required(root, "backend")))
+    backends = _backends(sections.required(root, "backend"))
+    catalogue = Catalogue(backends, commands.own_knobs(root))
     sections.check_keys(root, "", catalogue)
     return assembly.assemble(
         root, catalogue, file=file, text=text, overrides=tuple(overrides), base=base or Path.cwd()
@@ -158,7 +160,7 @@ def _backends(node: Node) -> tuple[str, ...]:
 
 
 def _check_data(space: SearchSpace) -> None:
-    jsonl = space.workload.data.jsonl
+    jsonl = None if isinstance(space.workload, CommandSpec) else space.workload.data.jsonl
     if jsonl is None:
         return
     place = space.place("workload.data.jsonl")

@@ -91,6 +91,20 @@ class WorkloadSpec:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class CommandSpec:
+    """The workload of a file that names a ``command``: a program of the user's own."""
+
+    command: tuple[str, ...]
+    """Program and arguments; the knobs in ``{param:…}`` by their full names."""
+    global_batch: int
+    """``samples_per_iteration``."""
+    optimizer: Optimizer | None
+    """Goes into the rendered configuration; ``None``: the program decides."""
+    precision: Precision | None
+    """As ``optimizer``; also decides how closely numbers are compared."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchSettings:
     """The ``search:`` section."""
 

@@ -7,12 +7,14 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from autotune.contract import command
 from autotune.contract.plan import Topology
 from autotune.errors import InputError
 from autotune.knobs.knob import Knob
 from autotune.space import binding, canonical, domains, meaning
 from autotune.space.model import (
     AUTO,
+    CommandSpec,
     Config,
     Constraint,
     Dropped,
@@ -24,6 +26,9 @@ from autotune.space.place import Place
 
 CUTS = ("workload.micro_batch", "workload.max_tokens")
 """The two ways to cut a global batch; a configuration has exactly one."""
+
+SHARED_OWNERS = ("workload", command.OWNER)
+"""Owners whose knobs are live whatever the backend."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +49,7 @@ class SearchSpace:
     """Tuned here: ``declared_backends`` without what was dropped."""
     declared_backends: tuple[str, ...]
     """Named by the file, whatever the machine."""
-    workload: WorkloadSpec
+    workload: CommandSpec | WorkloadSpec
     processes: int | None
     """``None``: all visible devices, two processes without one."""
     params: tuple[Param, ...]
@@ -72,6 +77,17 @@ class SearchSpace:
     places: dict[str, Place] = dataclasses.field(default_factory=dict, compare=False, repr=False)
     """Where the file says what: ``params.NAME``, ``fixed.FULL``, ``workload.global_batch``,
     ``constraint TEXT``, …; :meth:`place` reads it."""
+
+    @property
+    def is_command(self) -> bool:
+        """Whether a program of the user's own does the work."""
+        return isinstance(self.workload, CommandSpec)
+
+    @property
+    def training(self) -> WorkloadSpec:
+        """The workload of a space whose trials run autotune's own step."""
+        assert isinstance(self.workload, WorkloadSpec), "a command has no model and no data"
+        return self.workload
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -215,7 +231,7 @@ class SearchSpace:
         """Return the values of the parameters that are active in ``config``, by name."""
         found: dict[str, Any] = {"backend": config.backend} if len(self.backends) > 1 else {}
         for param in self.params:
-            if param.owner in (config.backend, "workload") and param.knob in config.values:
+            if param.owner in (config.backend, *SHARED_OWNERS) and param.knob in config.values:
                 found[param.name] = config.values[param.knob]
         names = {param.name for param in self.active(found)} | {"backend"}
         return {name: value for name, value in found.items() if name in names}
@@ -252,7 +268,7 @@ class SearchSpace:
 
     def _kept(self, backend: str) -> dict[str, Any]:
         """Values of all knobs where nothing is tuned: default, then baseline, then fixed."""
-        owners = (backend, "workload")
+        owners = (backend, *SHARED_OWNERS)
         values = {
             name: knob.default
             for name, knob in self.knobs.items()
@@ -269,7 +285,7 @@ class SearchSpace:
         backend = self._backend(assignment)
         values: dict[str, Any] = {**self._kept(backend), "backend": backend}
         for param in self.params:
-            if param.owner not in (backend, "workload"):
+            if param.owner not in (backend, *SHARED_OWNERS):
                 continue
             if param.when is not None and not param.when.evaluate(values):
                 continue
@@ -289,12 +305,13 @@ class SearchSpace:
         return Config(backend=backend, values=dict(sorted(values.items())), dead=dead, key=key)
 
     def _cut(self, tuned: Mapping[str, Any]) -> dict[str, Any]:
-        """Return both cut knobs, exactly one of them with a value: the more deliberate one."""
+        """Return the cut knobs, exactly one of them with a value: the more deliberate one."""
+        cuts = [name for name in CUTS if name in self.knobs]
         for source in (tuned, self.fixed, self.baseline):
-            for name in CUTS:
+            for name in cuts:
                 if source.get(name) is not None:
-                    return {cut: source[name] if cut == name else None for cut in CUTS}
-        return {CUTS[0]: self.knobs[CUTS[0]].default, CUTS[1]: None}
+                    return {cut: source[name] if cut == name else None for cut in cuts}
+        return {name: self.knobs[name].default for name in cuts}
 
     def _rekeyed(self, config: Config) -> str:
         """The key that ``config``'s values have here: dead knobs depend on the topology."""

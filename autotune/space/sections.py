@@ -29,6 +29,8 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
         "search",
     ),
     "workload": (
+        "command",
+        "samples_per_iteration",
         "model",
         "load_weights",
         "finetune",
@@ -142,11 +144,11 @@ def unknown_key(key: str, place: Place, path: str, catalogue: Catalogue | None) 
     return place.error(message, hint=reading.suggestion(key, known))
 
 
-def workload(root: Table, catalogue: Catalogue, base: Path) -> WorkloadSpec:
-    """Read ``workload:`` without its knobs.
+def workload_table(root: Table) -> Table:
+    """Return the section ``workload:``.
 
     Raises:
-        SpaceError: A required key is missing, or a value is wrong.
+        SpaceError: It is missing or empty.
     """
     section = _required(root, "workload", "")
     table = reading.table(section, "workload")
@@ -154,7 +156,22 @@ def workload(root: Table, catalogue: Catalogue, base: Path) -> WorkloadSpec:
         raise section.place.error(
             "workload is empty", hint="it needs at least model and global_batch"
         )
+    return table
+
+
+def workload(root: Table, catalogue: Catalogue, base: Path) -> WorkloadSpec:
+    """Read ``workload:`` without its knobs.
+
+    Raises:
+        SpaceError: A required key is missing, or a value is wrong.
+    """
+    table = workload_table(root)
     check_keys(table, "workload", catalogue)
+    if "samples_per_iteration" in table.entries:
+        raise table.entries["samples_per_iteration"].place.error(
+            "samples_per_iteration goes with a command, and workload has none",
+            hint="without a command the same number is global_batch",
+        )
     finetune = value(table, "finetune", "full", lambda n: reading.text(n, "finetune", ("full",)))
     return WorkloadSpec(
         model=reading.text(_required(table, "model", "workload"), "workload.model"),
@@ -169,10 +186,8 @@ def workload(root: Table, catalogue: Catalogue, base: Path) -> WorkloadSpec:
             high=MAX_GLOBAL_BATCH,
         ),
         data=_data(reading.table(table.get("data"), "workload.data"), catalogue, base),
-        optimizer=_optimizer(
-            reading.table(table.get("optimizer"), "workload.optimizer"), catalogue
-        ),
-        precision=_precision(table.get("precision"), catalogue),
+        optimizer=optimizer(table, catalogue),
+        precision=precision(table, catalogue),
     )
 
 
@@ -188,6 +203,8 @@ def _required(table: Table, key: str, path: str) -> Node:
             "workload.model": "write for example model: qwen3-tiny",
             "workload.global_batch": "it is the number of samples of one iteration; without it "
             "seconds per iteration would compare unequal work",
+            "workload.samples_per_iteration": "it is the number of samples of one optimizer step "
+            "over all processes: each trial must do the same work",
         }
         raise table.place.error(f"the required key {full} is missing", hint=hints.get(full))
     return node
@@ -258,7 +275,9 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _optimizer(table: Table | None, catalogue: Catalogue) -> Optimizer:
+def optimizer(section: Table, catalogue: Catalogue) -> Optimizer:
+    """Read ``workload.optimizer``."""
+    table = reading.table(section.get("optimizer"), "workload.optimizer")
     check_keys(table, "workload.optimizer", catalogue)
     what = "workload.optimizer."
 
@@ -286,7 +305,9 @@ def _betas(node: Node) -> tuple[float, ...]:
     return values
 
 
-def _precision(node: Node | None, catalogue: Catalogue) -> Precision:
+def precision(section: Table, catalogue: Catalogue) -> Precision:
+    """Read ``workload.precision``: a word for all of it, or the mapping itself."""
+    node = section.get("precision")
     if node is not None and isinstance(node, Table):
         check_keys(node, "workload.precision", catalogue)
         if node.get("compute") is None:
@@ -323,10 +344,10 @@ def processes(root: Table, catalogue: Catalogue) -> int | None:
     return reading.integer(node, what, low=1, high=1_000_000)
 
 
-def required(root: Table, key: str) -> Node:
-    """Return a required top-level key.
+def required(table: Table, key: str, path: str = "") -> Node:
+    """Return a required key of the section ``path``; at the top level without one.
 
     Raises:
         SpaceError: It is missing.
     """
-    return _required(root, key, "")
+    return _required(table, key, path)

@@ -36,7 +36,7 @@ def read_engine(plan: Plan, engine: Engine) -> dict[str, ReadBack]:
 def read_schedule(plan: Plan, stream: TokenStream, rank: int) -> dict[str, ReadBack]:
     """Return the workload's knobs as the micro-batches of this rank have them."""
     shapes: list[tuple[int, int]] = []
-    for index, batch in enumerate(plan.schedule.batches):
+    for index, batch in enumerate(plan.cut.batches):
         tensors = stream.micro_batches(index)
         steps = batch.ranks[rank].micro_steps
         shapes += [
@@ -45,7 +45,7 @@ def read_schedule(plan: Plan, stream: TokenStream, rank: int) -> dict[str, ReadB
             if step.samples
         ]
     found: dict[str, Any] = {"workload.batching": _batching(plan)}
-    if plan.schedule.batching == "packed" and not _positions_restart(plan, stream, rank):
+    if plan.cut.batching == "packed" and not _positions_restart(plan, stream, rank):
         found["workload.batching"] = "padded"
     rows, limit = plan.config.get("workload.micro_batch"), plan.config.get("workload.max_tokens")
     if rows is not None:
@@ -107,24 +107,24 @@ def _checkpointing(module: torch.nn.Module) -> str:
 
 def _batching(plan: Plan) -> str:
     """Return the order in which the samples really stand, where it contradicts the plan."""
-    lengths = plan.workload.samples.lengths
-    for batch in plan.schedule.batches:
+    lengths = plan.training.samples.lengths
+    for batch in plan.cut.batches:
         steps = [rank.micro_steps for rank in batch.ranks]
         dealt = [step for turn in zip(*steps, strict=True) for step in turn]
         order = [index for step in dealt for index in step.samples]
         in_order = order == sorted(order)
         longest_first = all(lengths[a] >= lengths[b] for a, b in itertools.pairwise(order))
-        if plan.schedule.batching == "padded" and not in_order:
+        if plan.cut.batching == "padded" and not in_order:
             return "sorted"
-        if plan.schedule.batching == "sorted" and not longest_first:
+        if plan.cut.batching == "sorted" and not longest_first:
             return "padded"
-    return plan.schedule.batching
+    return plan.cut.batching
 
 
 def _positions_restart(plan: Plan, stream: TokenStream, rank: int) -> bool:
     """Whether each packed row's position ids begin anew at each of its samples."""
-    lengths = plan.workload.samples.lengths
-    for index, batch in enumerate(plan.schedule.batches):
+    lengths = plan.training.samples.lengths
+    for index, batch in enumerate(plan.cut.batches):
         tensors = stream.micro_batches(index)
         for tensor, step in zip(tensors, batch.ranks[rank].micro_steps, strict=True):
             if not step.samples:

@@ -47,11 +47,11 @@ def require_no_leak(plan: Plan, family: ModelFamily, engine: Engine, device: tor
         NumericsError: A token of the second sample has another loss than before, or than alone;
             the message names the first layer that lets samples see each other.
     """
-    length = plan.schedule.worst_case.length
+    length = plan.cut.worst_case.length
     if length < 4:
         return  # two samples have at least two tokens each: nothing can share a row
     size = min(SHORT, length // 2)
-    vocabulary = family.vocab_size(plan.workload.model.config)
+    vocabulary = family.vocab_size(plan.training.model.config)
     sizes = (size, size, size, length - 2 * size)
     first, other, second, rest = (
         synthetic_sample(tokens, index=-1000 - number, seed=0, vocab_size=vocabulary)
@@ -62,7 +62,7 @@ def require_no_leak(plan: Plan, family: ModelFamily, engine: Engine, device: tor
     row = _Row(batch=_on(packed_row([first, second, *tail], length), device), second=place)
     changed = _Row(batch=_on(packed_row([other, second, *tail], length), device), second=place)
     alone = _Row(batch=_on(packed_row([second], size), device), second=slice(0, size))
-    precision = plan.workload.precision.compute
+    precision = plan.training.precision.compute
     with torch.no_grad():
         losses, changed_losses, alone_losses = (
             _losses(family, engine, each) for each in (row, changed, alone)

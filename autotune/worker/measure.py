@@ -54,7 +54,7 @@ class Meter:
         self._memory = memory
         self._marks = rules.marks_for(device)
         self._heart = beat
-        self._cycle = len(plan.schedule.batches)
+        self._cycle = len(plan.cut.batches)
         self._done = 0
         self.warmup = Timed()
         self.timed = Timed()
@@ -128,14 +128,18 @@ class Meter:
         self.peak_timed = self._memory.peak_bytes()
 
     def probe(self) -> None:
-        """Run the worst-case micro-step for its memory, unless every rank ran it timed."""
+        """Run the worst-case micro-step for its memory.
+
+        It is left out where every rank ran it timed, and after a trial that was stopped because
+        it is too slow: whether that one fits decides nothing.
+        """
         self._heart.enter("probe")
         gc.enable()
-        if self._plan.schedule.meets_worst_case:
+        if self._plan.cut.meets_worst_case or self.status == "stopped_early":
             self.peak_worst = self.peak_timed
             return
         self._memory.reset()
-        self._stepper.probe(self._plan.schedule.micro_steps)
+        self._stepper.probe(self._plan.cut.micro_steps)
         self.peak_worst = max(self.peak_timed, self._memory.peak_bytes())
         # No rank leaves while another still needs it for its own probe.
         self._stepper.exchange([float(self.peak_worst)])

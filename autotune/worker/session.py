@@ -11,26 +11,18 @@ import contextlib
 import dataclasses
 import os
 import random
-import sys
 import threading
-import time
 import traceback
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from autotune.contract.folder import AttemptFolder
-from autotune.contract.outcome import (
-    PeakMemory,
-    RankMeasurement,
-    RankRecord,
-    RankStatus,
-    ReadBack,
-)
+from autotune.contract.outcome import PeakMemory, RankMeasurement, RankStatus, ReadBack
 from autotune.contract.plan import Plan
-from autotune.errors import AutotuneError, EnvironmentFault
 from autotune.worker.failures import InterruptedTrialError, PlanMismatchError, rank_error
 from autotune.worker.heartbeat import Heartbeat
+from autotune.worker.record import TERMINATED, RankRecorder
 from autotune.worker.termination import TerminationWatch
 
 if TYPE_CHECKING:
@@ -40,10 +32,6 @@ if TYPE_CHECKING:
     from autotune.worker.measure import Meter
     from autotune.worker.memory import MemoryMeter
 
-DONE: Final = 0
-FAILED: Final = 1
-UNWRITABLE: Final = EnvironmentFault.exit_code
-TERMINATED: Final = 143
 TEARDOWN_S: Final = 5.0
 """Longest wait for the process group to close; the process ends anyway."""
 
@@ -63,27 +51,24 @@ class _Session:
     def __init__(self, folder: AttemptFolder, rank: int) -> None:
         self._folder = folder
         self._rank = rank
-        self._started_at = time.time()
         self._heart = Heartbeat(folder.heartbeat_file(rank))
-        self._digest = ""
+        self._recorder = RankRecorder(folder, rank, self._heart)
         self._memory: MemoryMeter | None = None
-        self._lock = threading.Lock()
-        self._recorded = False
 
     def run(self) -> int:
         """Run all phases and write the record."""
         self._heart.enter("launch")
         try:
             plan = self._folder.read_plan()
-            self._digest = plan.digest
+            self._recorder.digest = plan.digest
             status, measurement = self._trial(plan)
         except BaseException as error:  # whatever ends a rank is recorded
             return self._fail(error)
-        return self._record(status, measurement=measurement)
+        return self._recorder.write(status, measurement=measurement)
 
     def terminate(self) -> None:
         """Record that the trial was stopped from outside, and end the process."""
-        self._record("failed", error=InterruptedTrialError("the trial was stopped by a signal"))
+        self._record_error(InterruptedTrialError("the trial was stopped by a signal"))
         os._exit(TERMINATED)
 
     def _trial(self, plan: Plan) -> tuple[RankStatus, RankMeasurement]:
@@ -107,13 +92,13 @@ class _Session:
         backend = backend_of(plan.backend)
         context = RankContext(rank=self._rank, local_rank=place.local_rank, device=place.device)
         engine: Engine = backend.build(plan, context)
-        family = family_of(plan.workload.model.family)
-        vocabulary = family.vocab_size(plan.workload.model.config)
-        stream = TokenStream(plan.workload, plan.schedule, self._rank, vocabulary, place.device)
+        family = family_of(plan.training.model.family)
+        vocabulary = family.vocab_size(plan.training.model.config)
+        stream = TokenStream(plan.training, plan.cut, self._rank, vocabulary, place.device)
         stream.prepare()
         read_back = attestation.read_engine(plan, engine)
         attestation.require_in_effect(plan, read_back, owners={plan.backend, "env"})
-        torch.manual_seed(plan.workload.model.seed)
+        torch.manual_seed(plan.training.model.seed)
         meter_memory.reset()
 
         stepper = Stepper(
@@ -123,7 +108,7 @@ class _Session:
             processes=plan.topology.processes,
             device=place.device,
         )
-        if plan.schedule.batching == "packed":
+        if plan.cut.batching == "packed":
             self._heart.enter("check")
             leaks.require_no_leak(plan, family, engine, place.device)
         meter = Meter(plan, stepper, meter_memory, place.device, self._heart)
@@ -135,7 +120,10 @@ class _Session:
         meter.probe()
 
         self._heart.enter("teardown")
-        notes = {**place.notes, **engine.notes(), "gc": "collected at cycle ends, untimed"}
+        # What the iterations ran with: an engine may have changed it while it was built.
+        threads = {"threads": torch.get_num_threads()}
+        gc_note = {"gc": "collected at cycle ends, untimed"}
+        notes = {**place.notes, **threads, **engine.notes(), **gc_note}
         measurement = _measurement(
             meter,
             limit=meter_memory.limit_bytes,
@@ -150,53 +138,15 @@ class _Session:
         # A full disk may refuse the log too; the record then still says what went wrong.
         with contextlib.suppress(OSError):
             traceback.print_exception(error)
-        return self._record("failed", error=error)
+        return self._record_error(error)
 
-    def _record(
-        self,
-        status: RankStatus,
-        *,
-        measurement: RankMeasurement | None = None,
-        error: BaseException | None = None,
-    ) -> int:
-        """Write the record, once: the first to come decides what this rank says."""
-        with self._lock:
-            if self._recorded:
-                return FAILED
-            self._recorded = True
-            try:
-                self._folder.write_rank(self._make_record(status, measurement, error))
-            except AutotuneError as problem:
-                with contextlib.suppress(OSError):
-                    print(f"rank {self._rank} left no record: {problem}", file=sys.stderr)
-                return UNWRITABLE
-        return DONE if error is None else FAILED
-
-    def _make_record(
-        self,
-        status: RankStatus,
-        measurement: RankMeasurement | None,
-        error: BaseException | None,
-    ) -> RankRecord:
+    def _record_error(self, error: BaseException) -> int:
         phase, iteration = self._heart.phase, self._heart.iteration
-        described = None
-        if error is not None:
-            counted = phase in ("check", "warmup", "measure", "probe")
-            described = rank_error(error, phase=phase, iteration=iteration if counted else None)
-            if described.kind in ("oom_device", "oom_host"):
-                described = dataclasses.replace(described, peak_memory=self._peak())
-        return RankRecord(
-            rank=self._rank,
-            pid=os.getpid(),
-            plan_digest=self._digest,
-            status=status,
-            phase=phase,
-            started_at=self._started_at,
-            ended_at=time.time(),
-            phase_s=self._heart.finish(),
-            error=described,
-            measurement=measurement,
-        )
+        counted = phase in ("check", "warmup", "measure", "probe")
+        described = rank_error(error, phase=phase, iteration=iteration if counted else None)
+        if described.kind in ("oom_device", "oom_host"):
+            described = dataclasses.replace(described, peak_memory=self._peak())
+        return self._recorder.write("failed", error=described)
 
     def _peak(self) -> PeakMemory | None:
         """Return the peak so far; a device that failed may not tell it."""
@@ -238,12 +188,11 @@ def _prepare(plan: Plan, rank: int) -> _Place:
     # A site's own setting stands; without one, ranks on one host share its cores.
     if not os.environ.get("OMP_NUM_THREADS", "").isdecimal():
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // max(1, local)))
-    notes["threads"] = torch.get_num_threads()
     notes["torch"] = str(torch.__version__)
     # DeepSpeed calls collectives by names that torch 2.13 renamed: a line in the log for each call.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
-    random.seed(plan.workload.model.seed)
-    torch.manual_seed(plan.workload.model.seed)
+    random.seed(plan.training.model.seed)
+    torch.manual_seed(plan.training.model.seed)
     return _Place(device=device, local_rank=local_rank, local_processes=local, notes=notes)
 
 

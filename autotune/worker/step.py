@@ -55,7 +55,9 @@ class Stepper:
         return Iteration(loss=total, grad_norm=self._engine.step())
 
     def probe(self, micro_steps: int) -> None:
-        """Run the worst-case micro-step once, as an iteration would meet it, and update.
+        """Run the worst-case micro-step once, as an iteration would meet it.
+
+        The update after it needs what every timed update needed, so there is none.
 
         Where an iteration has several micro-steps the stream's smallest one runs before it: its
         gradients are then held, unreduced, while the worst case needs the most.
@@ -65,7 +67,6 @@ class Stepper:
             self._micro_step(smallest, 1.0 / self._stream.target_tokens(0), last=False)
         batch = self._stream.worst_case()
         self._micro_step(batch, 1.0 / batch.labels.numel(), last=True)
-        self._engine.step()
 
     def exchange(self, values: Sequence[float]) -> torch.Tensor:
         """Return every rank's ``values`` as ranks × values (float64, on the host)."""

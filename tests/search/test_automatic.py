@@ -74,4 +74,4 @@ def test_auto_and_its_number_are_not_the_same_space(tmp_path: Path) -> None:
     assert resolved.fingerprint == written.fingerprint
     assert written.differences(resolved) == ()
     assert resolved.baseline_config().values["zero3.stage3_prefetch_bucket_size"] == 14745
-    assert written.differences(number) == ("fixed reduce_bucket_size: auto → 16384",)
+    assert written.differences(number) == ("fixed zero3.reduce_bucket_size: auto -> 16384",)

@@ -9,6 +9,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from autotune.search.distributions import dimension
 from autotune.space.canonical import label
+from autotune.space.domains import contains
 from autotune.space.model import Choices, FloatRange, IntRange
 
 
@@ -95,3 +96,13 @@ def test_real_ranges(value: float) -> None:
     one = dimension(FloatRange(low=1e-6, high=1.0, log=True))
     assert one.decode(one.encode(value)) == pytest.approx(value)
     assert one.size is None
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 12_345.678901, 99_999.999999, 1e5])
+def test_a_long_decimal_grid_is_exact_without_being_listed(value: float) -> None:
+    domain = FloatRange(low=0.0, high=1e5, step=1e-6)
+    axis = dimension(domain)
+    assert axis.size == 10**11 + 1
+    assert axis.decode(axis.encode(value)) == value
+    assert contains(domain, value)
+    assert not contains(domain, value + 4e-7 if value < 1e5 else 99_999.9999994)

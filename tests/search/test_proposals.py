@@ -70,6 +70,23 @@ def test_inactive_parameters_are_never_drawn(sampler: str) -> None:
             assert one.config.values["zero3.stage3_prefetch_bucket_size"] == 50_000_000
 
 
+@pytest.mark.parametrize("sampler", ["auto", "gp"])
+def test_huge_grids_are_not_listed(sampler: str) -> None:
+    """Ten thousand million whole numbers, a million million decimal steps."""
+    text = SPACE.replace(
+        "  reduce_bucket_size: {type: int, low: 1e5, high: 5e8, log: true}",
+        "  stage3_max_live_parameters: {type: int, low: 1e6, high: 1e10, log: true}\n"
+        "  stage3_max_reuse_distance: {type: int, low: 0, high: 1e10, step: 1000}",
+    )
+    space = space_of(text + f"search: {{sampler: {sampler}}}\n")
+    found = search(space, 6, lambda a: a["stage3_max_live_parameters"] / 1e6)
+    assert found[-1].model_based
+    for one in found:
+        assert 10**6 <= one.assignment["stage3_max_live_parameters"] <= 10**10
+        assert type(one.assignment["stage3_max_live_parameters"]) is int
+        assert one.assignment["stage3_max_reuse_distance"] % 1000 == 0
+
+
 def test_types_survive_past_the_start_up_trials() -> None:
     """BUG-009: fifteen trials, and every value has the type that the space gives it."""
     found = search(space_of(CONDITIONAL), 15, lambda a: 1.0 / a["micro_batch"])

@@ -137,10 +137,19 @@ def test_a_version_known_to_be_bad_is_refused(
 
 
 SMALL = ["--set", "workload.data.max_length=48", "--set", "workload.global_batch=8"]
+MODEL = {
+    "model_type": "qwen3", "vocab_size": 2048, "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32,
+}  # fmt: skip
+"""Half the layers of the tiny preset; its embedding still is large enough to be partitioned."""
 
 
-def command(runs: Path, space: str, *arguments: str) -> list[str]:
-    words = [sys.executable, "-m", "autotune", "search", "--space", space, "--runs", str(runs)]
+def command(tmp_path: Path, space: str, *arguments: str) -> list[str]:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(MODEL))
+    words = [sys.executable, "-m", "autotune", "search", "--space", space]
+    words += ["--runs", str(tmp_path / "runs"), "--set", f"workload.model={model}"]
     return [*words, *SMALL, *arguments]
 
 
@@ -148,7 +157,7 @@ def command(runs: Path, space: str, *arguments: str) -> list[str]:
 @pytest.mark.parametrize("space", ["fsdp2.yaml", "zero3.yaml", "both.yaml"])
 def test_a_whole_search_on_real_ranks(tmp_path: Path, space: str) -> None:
     done = subprocess.run(
-        command(tmp_path / "runs", space, "--trials", "4", "--json"),
+        command(tmp_path, space, "--trials", "4", "--json"),
         capture_output=True,
         text=True,
         check=False,
@@ -172,7 +181,7 @@ def test_a_whole_search_on_real_ranks(tmp_path: Path, space: str) -> None:
 def test_killed_and_interrupted_searches_go_on(tmp_path: Path) -> None:
     """BUG-072 with one trial: kill -9, then SIGTERM, then to the end; each trial counted once."""
     runs = tmp_path / "runs"
-    words = command(runs, "fsdp2.yaml", "--trials", "3")
+    words = command(tmp_path, "fsdp2.yaml", "--trials", "3")
     folder = StudyFolder.of(runs, "fsdp2")
     for trial, attempt, number in ((1, 0, signal.SIGKILL), (1, 1, signal.SIGTERM)):
         coordinator = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)

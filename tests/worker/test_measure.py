@@ -12,6 +12,7 @@ import pytest
 import torch
 from support_trials import make_plan
 
+from autotune.contract.outcome import RankStatus
 from autotune.contract.plan import Samples
 from autotune.data.schedule import make_schedule
 from autotune.worker.heartbeat import Heartbeat
@@ -100,9 +101,16 @@ def test_retries_and_the_first_peak_are_of_their_own_parts(tmp_path: Path) -> No
     assert meter.throttled == {}
 
 
-@pytest.mark.parametrize(("length", "probed", "peak"), [(16, None, 7), (17, 2, 9)])
-def test_probe_runs_only_what_the_window_did_not(
-    tmp_path: Path, length: int, probed: int | None, peak: int
+@pytest.mark.parametrize(
+    ("length", "status", "probed", "peak"),
+    [
+        (16, "measured", None, 7),  # what the window held already
+        (17, "measured", 2, 9),
+        (17, "stopped_early", None, 7),  # too slow, whether it fits or not
+    ],
+)
+def test_probe_runs_only_what_must_be_known(
+    tmp_path: Path, length: int, status: RankStatus, probed: int | None, peak: int
 ) -> None:
     schedule = make_schedule(
         Samples(lengths=(16,) * 4, max_length=length, seed=0, source="ultrachat-like"),
@@ -117,6 +125,6 @@ def test_probe_runs_only_what_the_window_did_not(
     rank, memory = OneRank(Clock()), Memory()
     stubs: tuple[Any, Any] = (rank, memory)
     meter = Meter(plan, *stubs, torch.device("cpu"), Heartbeat(tmp_path / "heartbeat-0.json"))
-    meter.peak_timed = 7
+    meter.peak_timed, meter.status = 7, status
     meter.probe()
     assert (rank.probed, meter.peak_worst) == (probed, peak)
