@@ -65,7 +65,7 @@ def compare(
 @pytest.fixture
 def studied(bench: Bench) -> Bench:
     """A finished study in which the largest micro-batch won."""
-    bench.search(by_micro_batch, trials=7)
+    bench.search(by_micro_batch, trials=12)
     return bench
 
 
@@ -157,12 +157,12 @@ def test_the_search_goes_on_as_if_nothing_had_been_compared(studied: Bench) -> N
     path = studied.runs.parent / "mine.json"
     path.write_text(json.dumps(FILE))
     compare(studied, "baseline", str(path), rounds=2)
-    result = studied.search(by_micro_batch, trials=7)
+    result = studied.search(by_micro_batch, trials=12)
     assert studied.launcher is not None
     assert studied.launcher.plans == []
     assert result.verdict.verdict == "faster"
-    studied.search(by_micro_batch, trials=9)
-    assert history.counted(contents_of(studied)) == 9
+    studied.search(by_micro_batch, trials=13)
+    assert history.counted(contents_of(studied)) == 13
 
 
 def test_what_export_writes_is_read_back_as_the_same_configuration(
@@ -226,7 +226,7 @@ def test_a_failed_trial_has_no_time_to_compare(bench: Bench) -> None:
             return Act(error="CUDA out of memory", error_type="torch.OutOfMemoryError")
         return by_micro_batch(plan)
 
-    bench.search(script, trials=9)
+    bench.search(script, trials=12)
     failed = next(t for t in contents_of(bench).trials if t.state == "failed")
     with pytest.raises(InputError, match="failed .oom_device"):
         compare(bench, "baseline", str(failed.number))

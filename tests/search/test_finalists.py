@@ -129,14 +129,14 @@ def test_a_gain_that_was_proved_is_not_forgotten_when_a_later_finalist_fails_to_
     lucky: set[str] = set()
 
     def script(plan: Plan) -> Act:
-        if plan.purpose == "trial" and plan.number >= 7 and plan.key not in lucky:
+        if plan.purpose == "trial" and plan.number >= 12 and plan.key not in lucky:
             lucky.add(plan.key)
             return Act(s_per_it=0.5)
         return by_micro_batch(plan) if plan.key not in lucky else Act(s_per_it=2.4)
 
-    first = bench.search(script, trials=7)
+    first = bench.search(script, trials=12)
     assert first.verdict.verdict == "faster"
-    second = bench.search(script, trials=9)
+    second = bench.search(script, trials=13)
     assert second.verdict.verdict == "faster"
     assert second.verdict.best_trial == first.verdict.best_trial
     assert {c.trial for c in second.verdict.compared} > {first.verdict.best_trial}
