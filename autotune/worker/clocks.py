@@ -105,7 +105,7 @@ class NvmlWatch:
     def _counters(self) -> dict[int, int]:
         """Nanoseconds that each policy has held the clocks down; those that the device keeps."""
         found: dict[int, int] = {}
-        call = getattr(self._library, "nvmlDeviceGetViolationStatus", None)
+        call: Any = getattr(self._library, "nvmlDeviceGetViolationStatus", None)
         for policy in POLICIES if call is not None else ():
             value = _Violation()
             if call(self._handle, policy, ctypes.byref(value)) == _SUCCESS:
