@@ -19,6 +19,7 @@ Kind = Literal["backends", "launchers", "models", "exporters"]
 BUILTIN: Final[dict[Kind, dict[str, str]]] = {
     "backends": {
         "zero3": "autotune.backends.deepspeed:Zero3Backend",
+        "deepspeed": "autotune.backends.deepspeed:DeepSpeedBackend",
         "fsdp2": "autotune.backends.fsdp2:Fsdp2Backend",
         "ddp": "autotune.backends.ddp:DdpBackend",
     },

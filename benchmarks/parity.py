@@ -1,6 +1,6 @@
-"""Do ZeRO-3, FSDP2 and DDP compute the same? Twelve configurations of each on two real gloo ranks.
+"""Do ZeRO-1, 2, 3, FSDP2 and DDP compute the same? Twelve configurations of each, two gloo ranks.
 
-    PYTHONPATH=. python benchmarks/parity.py [--output parity.json]
+    PYTHONPATH=. python benchmarks/parity.py [--output parity.jsonl]
 
 Prints first loss, first gradient norm (before clipping) and the loss after one and two updates of
 every configuration, with the largest relative difference from the reference of its model. Exits
@@ -19,10 +19,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+import harness
 import support_trials
 
 FIRST_TOLERANCE = 1e-5
 LATER_TOLERANCE = 1e-4
+STAGES = {"zero1": 1, "zero2": 2}
+"""Engines that are the deepspeed backend at another stage than 3."""
+ENGINES = ("zero3", "zero1", "zero2", "fsdp2", "ddp")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,13 +37,17 @@ class Case:
     tied: bool = True
     workload: dict[str, Any] = dataclasses.field(default_factory=dict)
     zero3: dict[str, Any] = dataclasses.field(default_factory=dict)
+    zero: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """For stages 1 and 2."""
     fsdp2: dict[str, Any] = dataclasses.field(default_factory=dict)
     ddp: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    def changes(self, backend: str) -> dict[str, Any]:
+    def changes(self, engine: str) -> dict[str, Any]:
         """Knobs by full name."""
-        own: dict[str, Any] = getattr(self, backend)
         cut = {f"workload.{key}": value for key, value in self.workload.items()}
+        backend, own = engine, dict(getattr(self, "zero" if engine in STAGES else engine))
+        if engine in STAGES:
+            backend, own["zero_stage"] = "deepspeed", STAGES[engine]
         return cut | {f"{backend}.{key}": value for key, value in own.items()}
 
 
@@ -49,6 +57,7 @@ CASES = (
         name="1 row, nothing persistent, no reshard",
         workload={"micro_batch": 1},
         zero3={"stage3_param_persistence_threshold": 0},
+        zero={"overlap_comm": True},
         fsdp2={"reshard_after_forward": False},
         ddp={"gradient_as_bucket_view": True},
     ),
@@ -56,6 +65,7 @@ CASES = (
         name="4 rows, all persistent, prefetch depth 2",
         workload={"micro_batch": 4},
         zero3={"stage3_param_persistence_threshold": 10_000_000},
+        zero={"round_robin_gradients": True},
         fsdp2={"forward_prefetch": 2, "backward_prefetch": 2},
         ddp={"bucket_cap_mb": 1},
     ),
@@ -63,6 +73,7 @@ CASES = (
         name="8 rows, reduce bucket 1, two layers a unit",
         workload={"micro_batch": 8},
         zero3={"reduce_bucket_size": 1},
+        zero={"reduce_bucket_size": 1},
         fsdp2={"layers_per_unit": 2},
         ddp={"static_graph": True, "bucket_cap_mb": 1},
     ),
@@ -70,6 +81,7 @@ CASES = (
         name="at most 150 tokens, no prefetch",
         workload={"max_tokens": 150},
         zero3={"stage3_prefetch_bucket_size": 0},
+        zero={"use_multi_rank_bucket_allreduce": False, "reduce_bucket_size": 100_000},
         fsdp2={"backward_prefetch": 0},
         ddp={"bucket_cap_mb": 2, "gradient_as_bucket_view": True},
     ),
@@ -77,6 +89,7 @@ CASES = (
         name="sorted, 2 rows, small sub-groups",
         workload={"batching": "sorted"},
         zero3={"sub_group_size": 1000, "stage3_max_live_parameters": 0},
+        zero={"offload_optimizer": "cpu"},
         fsdp2={"forward_prefetch": 1},
     ),
     Case(
@@ -87,18 +100,21 @@ CASES = (
             "activation_checkpointing": "full",
         },
         zero3={"stage3_max_reuse_distance": 0, "reduce_scatter": False},
+        zero={"reduce_scatter": False},
         fsdp2={"layers_per_unit": 2},
     ),
     Case(
         name="checkpointed, all-reduce fetch",
         workload={"activation_checkpointing": "full"},
         zero3={"stage3_use_all_reduce_for_fetch_params": True, "contiguous_gradients": False},
+        zero={"contiguous_gradients": False},
         fsdp2={"layers_per_unit": 3, "reshard_after_forward": False},
         ddp={"gradient_as_bucket_view": True, "bucket_cap_mb": 1},
     ),
     Case(
         name="8 rows, checkpointed, static graph",
         workload={"micro_batch": 8, "activation_checkpointing": "full"},
+        zero3={"offload_optimizer": "cpu", "offload_param": "cpu"},
         ddp={"static_graph": True, "gradient_as_bucket_view": True},
     ),
     Case(
@@ -127,11 +143,11 @@ CASES = (
 )
 
 
-def run_case(case: Case, backend: str, folder: Path) -> dict[str, Any]:
+def run_case(case: Case, engine: str, folder: Path) -> dict[str, Any]:
     """Run one configuration and return its numbers."""
-    changes = case.changes(backend)
+    changes = case.changes(engine)
     plan = support_trials.make_plan(
-        backend,
+        "deepspeed" if engine in STAGES else engine,
         changes=changes,
         tied=case.tied,
         verify=tuple(name for name in changes if name != "workload.micro_batch"),
@@ -142,7 +158,7 @@ def run_case(case: Case, backend: str, folder: Path) -> dict[str, Any]:
     return {
         "case": case.name,
         "tied": case.tied,
-        "backend": backend,
+        "backend": engine,
         "losses": [check.loss for check in measurement.checks],
         "norms": [check.grad_norm for check in measurement.checks],
         "micro_steps": plan.schedule.micro_steps,
@@ -175,16 +191,19 @@ def compare(rows: list[dict[str, Any]]) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, help="write the table as JSON")
+    parser.add_argument("--output", type=Path, help="JSON Lines file to append to")
     arguments = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for number, case in enumerate(CASES):
-            for backend in ("zero3", "fsdp2", "ddp"):
-                rows.append(run_case(case, backend, Path(folder) / f"{number}-{backend}"))
+            for engine in ENGINES:
+                rows.append(run_case(case, engine, Path(folder) / f"{number}-{engine}"))
     fine = compare(rows)
     if arguments.output:
-        arguments.output.write_text(json.dumps(rows, indent=1) + "\n")
+        about = harness.machine()
+        with arguments.output.open("a") as file:
+            for row in rows:
+                file.write(json.dumps({"benchmark": "parity", **row, **about}) + "\n")
     print("equal within tolerance" if fine else "NOT EQUAL")
     return 0 if fine else 1
 

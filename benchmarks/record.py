@@ -11,6 +11,7 @@ what was left on the devices. Each attempt follows as a record of its own. Run f
 from __future__ import annotations
 
 import json
+import signal
 import statistics
 import subprocess
 import sys
@@ -79,6 +80,18 @@ def overheads(document: dict[str, Any]) -> dict[str, dict[str, float]]:
     return found
 
 
+def search(*words: str, folder: Path, limit_s: float | None) -> int:
+    """Search, interrupted as by Ctrl-C where it takes longer; return its exit code."""
+    process = subprocess.Popen(
+        harness.program("search", *words), cwd=folder, env=harness.environment()
+    )
+    try:
+        return process.wait(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        return process.wait()
+
+
 def main() -> None:
     parser = harness.parser(__doc__)
     parser.add_argument("--space", default="both.yaml")
@@ -86,19 +99,18 @@ def main() -> None:
     parser.add_argument("--study", default="record")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--runs", type=Path, help="keep the run folders here")
+    parser.add_argument("--limit", type=float, help="interrupt the search after so many seconds")
     options = parser.parse_args()
     overrides = [word for value in options.set for word in ("--set", value)]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         runs = (options.runs or folder / "runs").absolute()
         before, started = used_mib(), time.time()
-        done = subprocess.run(
-            harness.program(
-                "search", "--space", options.space, "--trials", str(options.trials),
-                "--study", options.study, "--runs", str(runs), *overrides,
-            ),
-            cwd=folder,
-            env=harness.environment(),
+        code = search(
+            "--space", options.space, "--trials", str(options.trials),
+            "--study", options.study, "--runs", str(runs), *overrides,
+            folder=folder,
+            limit_s=options.limit,
         )  # fmt: skip
         wall_s, after = time.time() - started, used_mib()
         words = ("report", options.study, "--runs", str(runs), "--json")
@@ -112,7 +124,7 @@ def main() -> None:
         "space": options.space,
         "set": options.set,
         "topology": document["topology"],
-        "exit_code": done.returncode,
+        "exit_code": code,
         "wall_s": round(wall_s, 2),
         "to_last_trial_s": round(max(ends) - started, 2) if ends else None,
         "counts": document["counts"],
@@ -131,7 +143,7 @@ def main() -> None:
     harness.finish("record", [about, *records], rows, options.output)
     print(f"verdict {about['verdict']}, best is {about['backend']}, speed-up {about['speedup']}")
     print(f"device memory in use before {before} MiB, after {after} MiB")
-    sys.exit(done.returncode)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

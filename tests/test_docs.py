@@ -11,7 +11,7 @@ from autotune.contract.plan import Topology
 from autotune.exporters.base import ExportResult
 from autotune.exporters.choosing import choose
 from autotune.exporters.provenance import provenance
-from autotune.knobs import ddp, fsdp2, workload, zero3
+from autotune.knobs import ddp, deepspeed, fsdp2, workload, zero3
 from autotune.report import document
 from autotune.report.progress import progress
 from autotune.space.loader import parse_space
@@ -30,7 +30,7 @@ def hook():
     return module
 
 
-@pytest.mark.parametrize("owner", [workload, zero3, fsdp2, ddp])
+@pytest.mark.parametrize("owner", [workload, zero3, deepspeed, fsdp2, ddp])
 def test_every_knob_has_a_row_of_seven_cells(hook, owner):
     name = owner.__name__.rpartition(".")[2]
     rows = hook.on_page_markdown(f"before\n<!-- knobs: {name} -->\nafter").splitlines()[1:-1]
@@ -130,7 +130,7 @@ def test_the_space_files_reference_names_every_key():
 
 def test_the_space_files_reference_names_every_knob():
     page = (ROOT / "docs/reference/space-file.md").read_text()
-    knobs = [knob for owner in (workload, zero3, fsdp2) for knob in owner.KNOBS]
+    knobs = [knob for owner in (workload, deepspeed, fsdp2) for knob in owner.KNOBS]
     live = [knob.name for knob in knobs if knob.numerics != "work" and knob.dead_when != "true"]
     assert len(live) > 15
     assert [name for name in live if f"`{name}`" not in page] == []

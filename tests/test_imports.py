@@ -23,9 +23,9 @@ LIGHT_PACKAGES = (
 )  # fmt: skip
 RUN_IN_RANKS = {
     "autotune.data.stream", "autotune.data.tokenise", "autotune.data.tokens",
-    "autotune.backends.ddp_engine", "autotune.backends.fsdp2_engine",
+    "autotune.backends.ddp_engine", "autotune.backends.deepspeed_engine",
+    "autotune.backends.filling", "autotune.backends.fsdp2_engine",
     "autotune.backends.numberformats",
-    "autotune.backends.zero3_engine",
 }  # fmt: skip
 """Modules of light packages whose whole purpose is to use torch; no other may reach them."""
 NEEDED_BY_THE_COORDINATOR = ("autotune.models.presets", "autotune.models.resolve")

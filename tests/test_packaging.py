@@ -13,7 +13,9 @@ import pytest
 from autotune import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
-SHIPPED_SPACES = {"zero3.yaml", "fsdp2.yaml", "ddp.yaml", "both.yaml", "packing.yaml"}
+SHIPPED_SPACES = {
+    "zero3.yaml", "zero.yaml", "fsdp2.yaml", "ddp.yaml", "both.yaml", "packing.yaml",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

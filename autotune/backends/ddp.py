@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from autotune.backends import adamw
 from autotune.backends.base import Refusal
 from autotune.contract.plan import Plan, Precision, Topology, Workload
 from autotune.knobs.ddp import KNOBS
@@ -81,7 +82,7 @@ class DdpBackend:
 
         ``bucket_cap_mb`` is null where it is torch's own rule (25 MiB, the first bucket 1 MiB).
         """
-        precision, optimizer = plan.training.precision, plan.training.optimizer
+        precision = plan.training.precision
         values = _values(plan.config)
         if values["bucket_cap_mb"] == DEFAULTS["bucket_cap_mb"]:
             values["bucket_cap_mb"] = None
@@ -94,15 +95,7 @@ class DdpBackend:
                 "reduce_dtype": precision.reduce,
             },
             "master_dtype": precision.master,
-            "optimizer": {
-                "type": "AdamW",
-                "lr": optimizer.lr,
-                "betas": list(optimizer.betas),
-                "eps": optimizer.eps,
-                "weight_decay": optimizer.weight_decay,
-                "fused": plan.topology.device == "cuda",
-            },
-            "gradient_clipping": optimizer.gradient_clipping,
+            **adamw.rendered(plan),
         }
 
     def build(self, plan: Plan, rank: RankContext) -> Engine:

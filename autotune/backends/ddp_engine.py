@@ -16,13 +16,15 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from autotune.backends import adamw
 from autotune.backends.base import IncompatibleConfigError, RankContext
+from autotune.backends.filling import fill
 from autotune.backends.numberformats import TORCH_DTYPES
 from autotune.contract.outcome import ReadBackLevel
 from autotune.contract.plan import Plan
 from autotune.models import checkpointing
 from autotune.models.family import family_of
-from autotune.models.weights import WeightSource, rebuild_buffers
+from autotune.models.weights import WeightSource
 
 
 class ComputeCopy:
@@ -71,11 +73,7 @@ class DdpEngine:
         self._copy = copy
         self._clipping = float(settings["gradient_clipping"])
         self._parameters = [p for p in wrapped.parameters() if p.requires_grad]
-        options = dict(settings["optimizer"])
-        options.pop("type")
-        self._optimizer = torch.optim.AdamW(
-            self._parameters, **{**options, "betas": tuple(options["betas"])}
-        )
+        self._optimizer = adamw.make(self._parameters, settings)
 
     @property
     def model(self) -> nn.Module:
@@ -91,7 +89,7 @@ class DdpEngine:
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
         assert self._wrapped.require_backward_grad_sync == last, "forward was told otherwise"
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         if self._copy is not None:
             self._copy.drop()
 
@@ -124,6 +122,7 @@ class DdpEngine:
 
     def _logged(self) -> Mapping[str, Any]:
         """What the reducer itself logged of its construction and of its last step."""
+        # torch leaves it untyped.
         data: Mapping[str, Any] = self._wrapped._get_ddp_logging_data()  # type: ignore[no-untyped-call]
         return data
 
@@ -160,7 +159,7 @@ def build(settings: dict[str, Any], plan: Plan, rank: RankContext) -> DdpEngine:
     source = WeightSource.of(plan.training.model, module)
     if plan.config.get("workload.activation_checkpointing", "none") == "full":
         checkpointing.enable_full(module)
-    _fill(module, source, rank.device)
+    fill(module, source, rank.device)
     copy = None
     if settings["precision"]["bf16_copy"]:
         copy = ComputeCopy(module, TORCH_DTYPES[settings["precision"]["compute_dtype"]])
@@ -172,20 +171,3 @@ def build(settings: dict[str, Any], plan: Plan, rank: RankContext) -> DdpEngine:
     except (ValueError, TypeError) as error:
         raise IncompatibleConfigError(f"DDP refuses the configuration: {error}") from error
     return DdpEngine(wrapped, copy, settings)
-
-
-def _fill(module: nn.Module, source: WeightSource, device: torch.device) -> None:
-    """Replace what lies on the meta device by by-name values; tied weights stay one parameter."""
-    made: dict[str, nn.Parameter] = {}
-    for name, parameter in list(module.named_parameters(remove_duplicate=False)):
-        canonical = source.canonical[name]
-        if canonical not in made:
-            values = source.tensor(name, parameter.shape, device=device).to(parameter.dtype)
-            made[canonical] = nn.Parameter(values, requires_grad=parameter.requires_grad)
-        path, _, short = name.rpartition(".")
-        module.get_submodule(path)._parameters[short] = made[canonical]
-    for owner in module.modules():
-        for short, buffer in owner.named_buffers(recurse=False):
-            owner._buffers[short] = torch.empty_like(buffer, device=device)
-    with torch.no_grad():
-        rebuild_buffers(module)

@@ -1,15 +1,19 @@
-"""DeepSpeed ZeRO-3: what its JSON says, what it refuses, which settings to try first.
+"""DeepSpeed ZeRO: what its JSON says, what it refuses, which settings to try first.
 
 Pure and without DeepSpeed: the coordinator and the exporters import this module. The part that
-runs in a rank is ``autotune.backends.zero3_engine``. Facts are from DeepSpeed 0.19.8.
+runs in a rank is ``autotune.backends.deepspeed_engine``. Facts are from DeepSpeed 0.19.8.
 
 Two forms of one configuration:
 
-* :meth:`Zero3Backend.render` is the form for a trainer: it carries the accumulation that the
+* :meth:`DeepSpeedBackend.render` is the form for a trainer: it carries the accumulation that the
   schedule makes, and its three batch sizes fit together.
 * :func:`as_run` derives from it what the measured engine gets: accumulation 1, because the
   worker itself says which micro-step is the last one (``set_gradient_accumulation_boundary``)
   and scales the loss. Everything else is the same object, so the two cannot diverge.
+
+Under offload the optimizer stays torch's AdamW, which steps on the CPU: DeepSpeed's own one has to
+be compiled on first use, and ``zero_force_ds_cpu_optimizer`` speaks only of optimizers that the
+caller made (``runtime/engine.py``, ``_configure_optimizer``).
 """
 
 from __future__ import annotations
@@ -22,7 +26,8 @@ from typing import TYPE_CHECKING, Any, Final
 from autotune.backends.base import IncompatibleConfigError, Refusal
 from autotune.contract.command import DEEPSPEED_JSON
 from autotune.contract.plan import Plan, Precision, Topology, Workload
-from autotune.knobs.zero3 import KNOBS
+from autotune.knobs import deepspeed as table
+from autotune.knobs import zero3
 from autotune.models.hidden_size import hidden_size
 
 if TYPE_CHECKING:
@@ -31,16 +36,8 @@ if TYPE_CHECKING:
 NEVER_PRINT: Final = 2**31 - 1
 """``steps_per_print``: the engine's progress lines would cost a host synchronisation."""
 
-DEAD_AT_STAGE_3: Final = frozenset(
-    {
-        "allgather_partitions",
-        "allgather_bucket_size",
-        "round_robin_gradients",
-        "ignore_unused_parameters",
-        "use_multi_rank_bucket_allreduce",
-    }
-)
-"""Keys of stages 1 and 2: accepted by the parser, read by nothing at stage 3."""
+OFFLOADS: Final = ("offload_optimizer", "offload_param")
+"""Knobs that are sections of the JSON, together with their ``NAME_pin_memory``."""
 
 PRELOAD: Final = (
     "torch",
@@ -56,11 +53,13 @@ PRELOAD: Final = (
     "deepspeed.module_inject.auto_ep_folding",
     "deepspeed.runtime.zero.muon.muon_optimizer",
     "deepspeed.runtime.zero.stage3",
+    "deepspeed.runtime.zero.stage_1_and_2",
+    "deepspeed.runtime.bf16_optimizer",
     "deepspeed.runtime.superoffload.superoffload_stage3",
     "deepspeed.utils.pin_memory",
     "deepspeed.comm.mori",
     "torch._subclasses.schema_check_mode",
-    "autotune.backends.zero3_engine",
+    "autotune.backends.deepspeed_engine",
 )
 """What building and running an engine imports late, found by comparing ``sys.modules``."""
 
@@ -90,11 +89,22 @@ def batch_sizes(plan: Plan) -> dict[str, int]:
     }
 
 
-class Zero3Backend:
-    """DeepSpeed ZeRO stage 3."""
+def stated(zero: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the bare knob names and values that a rendered ``zero_optimization`` states."""
+    found = {key: value for key, value in zero.items() if key not in (*OFFLOADS, "stage")}
+    found["zero_stage"] = zero["stage"]
+    for key in OFFLOADS:
+        if key in zero:
+            found[key] = zero[key]["device"]
+            found[f"{key}_pin_memory"] = zero[key]["pin_memory"]
+    return found
 
-    name = "zero3"
-    knobs = KNOBS
+
+class DeepSpeedBackend:
+    """DeepSpeed ZeRO; its stage is a knob."""
+
+    name = "deepspeed"
+    knobs = table.KNOBS
     preload = PRELOAD
     replicates = False
     placeholder = DEEPSPEED_JSON
@@ -103,19 +113,33 @@ class Zero3Backend:
         self, config: Mapping[str, Any], workload: Workload, topology: Topology
     ) -> Refusal | None:
         """Return what the engine refuses, in words (``runtime/zero/config.py``, ``stage3.py``)."""
-        threshold = config.get("zero3.stage3_module_granularity_threshold") or 0
-        if threshold > 0 and topology.device == "cpu":
+        granularity = f"{self.name}.stage3_module_granularity_threshold"
+        threshold = config.get(granularity) or 0
+        if threshold > 0 and topology.device == "cpu" and self.stage(config) == 3:
             return Refusal(
-                about="zero3.stage3_module_granularity_threshold",
+                about=granularity,
                 reason="stage3_module_granularity_threshold above 0 needs a device: without one "
                 "the engine fails while it builds",
             )
         return _refused_precision(workload.precision)
 
+    def stage(self, config: Mapping[str, Any]) -> int:
+        """Return the ZeRO stage of a configuration."""
+        return int(config.get(f"{self.name}.zero_stage", 3))
+
     def anchors(self, workload: Workload) -> dict[str, dict[str, Any]]:
-        """Raw defaults, Hugging Face's ``auto`` rule, and three opinions from experience."""
+        """Raw defaults of each stage, Hugging Face's ``auto`` rule, opinions from experience."""
         hidden, _ = hidden_size(workload.model.config)
-        return {name: _full(values) for name, values in _anchors(hidden).items()}
+        return {
+            name: {f"{self.name}.{key}": value for key, value in values.items()}
+            for name, values in self._known(hidden).items()
+        }
+
+    def _known(self, hidden: int) -> dict[str, dict[str, Any]]:
+        first, *others = [
+            (name, {"zero_stage": 3, **values}) for name, values in _anchors(hidden).items()
+        ]
+        return dict((first, *_anchors_below_3(hidden).items(), *others))
 
     def auto(self, workload: Workload) -> dict[str, Any]:
         """Hugging Face's rule, from the hidden size."""
@@ -130,36 +154,59 @@ class Zero3Backend:
         Raises:
             IncompatibleConfigError: An unverified key says what the plan itself decides.
         """
-        zero = {"stage": 3}
-        for full_name, value in sorted(plan.config.items()):
-            owner, _, key = full_name.partition(".")
-            if owner == self.name and value is not None and key not in DEAD_AT_STAGE_3:
-                zero[key] = value
         rendered: dict[str, Any] = {
             **batch_sizes(plan),
             **_optimizer(plan),
             **_precision(plan),
-            "zero_optimization": zero,
+            "zero_optimization": self._zero_section(plan.config),
             "steps_per_print": NEVER_PRINT,
             "wall_clock_breakdown": False,
         }
         _merge_unverified(rendered, self.unverified(plan), path="")
         return rendered
 
+    def _zero_section(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings that the engine reads at this stage."""
+        stage = self.stage(config)
+        prefix = f"{self.name}."
+        own = {
+            name.removeprefix(prefix): value
+            for name, value in sorted(config.items())
+            if name.startswith(prefix) and value is not None
+        }
+        offloaded = stage < 3 and own.get("offload_optimizer", "none") != "none"
+        zero: dict[str, Any] = {"stage": stage}
+        for key, value in own.items():
+            if stage not in table.stages_of(key) or key == "zero_stage":
+                continue
+            if key.removesuffix("_pin_memory") in OFFLOADS:
+                if key in OFFLOADS and value != "none":
+                    pinned = own.get(f"{key}_pin_memory", True)
+                    zero[key] = {"device": value, "pin_memory": pinned}
+            # Offload needs contiguous gradients below stage 3, whatever is asked for.
+            elif key != "contiguous_gradients" or not offloaded:
+                zero[key] = value
+        return zero
+
     @staticmethod
     def unverified(plan: Plan) -> dict[str, Any]:
         """Return the keys that are passed through unknown, as they go into the JSON."""
-        merged: dict[str, Any] = {}
-        for engine in ("deepspeed", "zero3"):
-            section = plan.unverified.get(engine)
-            if isinstance(section, Mapping):
-                merged.update(section)
-        return merged
+        return dict(plan.unverified.get("deepspeed") or {})
 
     def build(self, plan: Plan, rank: RankContext) -> Engine:
-        from autotune.backends.zero3_engine import build
+        from autotune.backends.deepspeed_engine import build
 
         return build(as_run(self.render(plan)), plan, rank)
+
+
+class Zero3Backend(DeepSpeedBackend):
+    """DeepSpeed ZeRO stage 3: the same engine, without the choice."""
+
+    name = "zero3"
+    knobs = zero3.KNOBS
+
+    def _known(self, hidden: int) -> dict[str, dict[str, Any]]:
+        return _anchors(hidden)
 
 
 def _optimizer(plan: Plan) -> dict[str, Any]:
@@ -210,14 +257,32 @@ def _merge_unverified(target: dict[str, Any], extra: Mapping[str, Any], *, path:
 def _refused_precision(precision: Precision) -> Refusal | None:
     reason = None
     if precision.master != "fp32":
-        reason = "ZeRO-3 keeps bf16 master weights only with CPU offload (stage3.py); use fp32"
+        reason = "DeepSpeed keeps bf16 master weights only with its own CPU Adam; use fp32"
     elif precision.compute == "fp32" and precision.accumulate != "fp32":
-        reason = "ZeRO-3 with fp32 weights accumulates gradients in fp32"
+        reason = "ZeRO with fp32 weights accumulates gradients in fp32"
     return None if reason is None else Refusal(about="workload.precision", reason=reason)
 
 
-def _full(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"zero3.{key}": value for key, value in values.items()}
+def _anchors_below_3(hidden: int) -> dict[str, dict[str, Any]]:
+    """The defaults of stages 2 and 1, and what is most often changed at stage 2.
+
+    ``hf_auto``'s rule for the reduce bucket holds at every stage.
+    """
+    defaults: dict[str, Any] = {
+        "reduce_bucket_size": 500_000_000,
+        "reduce_scatter": True,
+        "contiguous_gradients": True,
+        "overlap_comm": False,
+        "use_multi_rank_bucket_allreduce": True,
+        "round_robin_gradients": False,
+    }
+    small = {"reduce_bucket_size": _hf_auto(hidden)["reduce_bucket_size"]}
+    return {
+        "stage_2": {"zero_stage": 2, **defaults},
+        "stage_1": {"zero_stage": 1, **defaults},
+        "stage_2_overlap": {"zero_stage": 2, **defaults, "overlap_comm": True},
+        "stage_2_hf_auto": {"zero_stage": 2, **defaults, **small},
+    }
 
 
 def _hf_auto(hidden: int) -> dict[str, int]:
@@ -234,7 +299,7 @@ def _hf_auto(hidden: int) -> dict[str, int]:
 
 
 def _anchors(hidden: int) -> dict[str, dict[str, Any]]:
-    """Settings by anchor; what is not named stays at the engine's default."""
+    """Settings of stage 3 by anchor; what is not named stays at the engine's default."""
     defaults: dict[str, Any] = {
         "stage3_prefetch_bucket_size": 50_000_000,
         "stage3_param_persistence_threshold": 100_000,

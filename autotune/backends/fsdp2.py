@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from autotune.backends import adamw
 from autotune.backends.base import Refusal
 from autotune.contract.plan import Plan, Precision, Topology, Workload
 from autotune.knobs.fsdp2 import KNOBS
@@ -107,7 +108,7 @@ class Fsdp2Backend:
 
     def render(self, plan: Plan) -> dict[str, Any]:
         """Return all that the engine is told, as plain data (FSDP2 has no file of its own)."""
-        precision, optimizer = plan.training.precision, plan.training.optimizer
+        precision = plan.training.precision
         return {
             "fully_shard": _values(plan.config),
             "mixed_precision": {
@@ -116,15 +117,7 @@ class Fsdp2Backend:
                 "cast_forward_inputs": True,
             },
             "master_dtype": precision.master,
-            "optimizer": {
-                "type": "AdamW",
-                "lr": optimizer.lr,
-                "betas": list(optimizer.betas),
-                "eps": optimizer.eps,
-                "weight_decay": optimizer.weight_decay,
-                "fused": plan.topology.device == "cuda",
-            },
-            "gradient_clipping": optimizer.gradient_clipping,
+            **adamw.rendered(plan),
         }
 
     def build(self, plan: Plan, rank: RankContext) -> Engine:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autotune.backends import adamw
 from autotune.backends.base import IncompatibleConfigError, RankContext
 from autotune.backends.numberformats import TORCH_DTYPES
 from autotune.contract.outcome import ReadBackLevel
@@ -50,11 +51,7 @@ class Fsdp2Engine:
         self._embedding = embedding
         self._clipping = float(settings["gradient_clipping"])
         self._parameters = [p for p in module.parameters() if p.requires_grad]
-        options = dict(settings["optimizer"])
-        options.pop("type")
-        self._optimizer = torch.optim.AdamW(
-            self._parameters, **{**options, "betas": tuple(options["betas"])}
-        )
+        self._optimizer = adamw.make(self._parameters, settings)
         self._synchronising = True
 
     @property
@@ -72,7 +69,7 @@ class Fsdp2Engine:
         if last != self._synchronising:
             self._module.set_requires_gradient_sync(last)  # type: ignore[operator]
             self._synchronising = last
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def step(self) -> torch.Tensor | float:
         # As torchtitan's clip_grad_norm_ does it (torchtitan/distributed/utils.py): one all-reduce

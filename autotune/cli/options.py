@@ -19,8 +19,19 @@ if TYPE_CHECKING:
 
 DEFAULT_RUNS: Final = Path("runs")
 
+
+def _folder(text: str | Path) -> Path:
+    """Refuse an empty text: it would be the present folder, and nobody who gives it means that."""
+    if not str(text).strip():
+        raise typer.BadParameter("it is empty; give a folder, or leave --runs out for ./runs")
+    return Path(text)
+
+
 RunsOption = Annotated[
-    Path, typer.Option("--runs", metavar="DIR", help="Folder of your studies.", show_default=True)
+    Path,
+    typer.Option(
+        "--runs", metavar="DIR", help="Folder of your studies.", show_default=True, parser=_folder
+    ),
 ]
 StorageOption = Annotated[
     str | None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import os
@@ -21,9 +22,17 @@ FOLDER: Final = "AUTOTUNE_TRIAL_DIR"
 """Variable with the folder of the trial; unset outside a trial."""
 ITERATIONS: Final = "AUTOTUNE_ITERATIONS"
 """Variable with the number of steps after which autotune certainly ends the program."""
+SYNCHRONISE_EVERY: Final = "AUTOTUNE_SYNCHRONISE_EVERY"
+"""Variable with the number of steps between two waits for the device: windows begin and end there,
+and in between the host may run ahead of it as it does without autotune."""
 PATTERN: Final = "steps-*-*.jsonl"
-_RANKS: Final = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
-_SIZES: Final = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
+_PLACES: Final = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    # Only inside a step: SLURM_NTASKS alone is the size of the allocation.
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
+"""Variables with a process's rank and the number of ranks, of the launchers that set both."""
 _STATUS: Final = "/proc/self/status"
 
 
@@ -32,6 +41,7 @@ def report_step(*, loss: Any = None, grad_norm: Any = None) -> None:
 
     Call it on every rank after each step. What lies between two calls is one iteration; the first
     call only marks where the second iteration begins, so start-up and compilation are not timed.
+    On a GPU it waits for the device once in as many calls as a timed window's unit has.
 
     Args:
         loss: Mean loss over the global batch, a number or a tensor of one element (which waits
@@ -42,6 +52,7 @@ def report_step(*, loss: Any = None, grad_norm: Any = None) -> None:
     folder = os.environ.get(FOLDER)
     if folder is None:
         return
+    _wait_for_device()
     line: dict[str, Any] = {"at": time.monotonic()}
     if loss is not None:
         line["loss"] = float(loss)
@@ -61,17 +72,33 @@ def _line(data: dict[str, Any]) -> bytes:
 @functools.cache
 def _file(folder: str, pid: int) -> int:
     """Open this process's file and say who it is; a forked process has one of its own."""
-    rank = _number(_RANKS) or 0
+    rank, world_size = _place()
     path = Path(folder, f"steps-{rank}-{pid}.jsonl")
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     handle = os.open(path, flags, 0o666)
-    os.write(handle, _line({"rank": rank, "world_size": _number(_SIZES)}))
+    os.write(handle, _line({"rank": rank, "world_size": world_size}))
     return handle
 
 
-def _number(names: tuple[str, ...]) -> int | None:
-    texts = (os.environ.get(name, "") for name in names)
-    return next((int(text) for text in texts if text.isdecimal()), None)
+def _place() -> tuple[int, int | None]:
+    """This process's rank and the number of ranks; 0 and ``None`` where no launcher says it."""
+    for rank, size in _PLACES:
+        texts = os.environ.get(rank, ""), os.environ.get(size, "")
+        if texts[0].isdecimal():
+            return int(texts[0]), int(texts[1]) if texts[1].isdecimal() else None
+    return 0, None
+
+
+_counter = itertools.count()
+
+
+def _wait_for_device() -> None:
+    """At the ends of cycles, for else work of one window would be done in the next."""
+    every = os.environ.get(SYNCHRONISE_EVERY, "")
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    due = every.isdecimal() and int(every) > 0 and next(_counter) % int(every) == 0
+    if due and cuda is not None and cuda.is_initialized():
+        cuda.synchronize()
 
 
 def _resident_bytes() -> int:

@@ -40,7 +40,7 @@ def draw_lengths(kind: str, *, num_samples: int, max_length: int, seed: int) -> 
         raise InputError(f"unknown length distribution {kind!r}", hint=f"known: {', '.join(KINDS)}")
     if max_length < _FLOOR:
         raise InputError(f"max_length {max_length} is too short: a sample has at least 2 tokens")
-    generator = random.Random(seed)  # noqa: S311
+    generator = random.Random(seed)  # noqa: S311 - no secret
     logs = NormalDist(math.log(_MEAN) - _SIGMA**2 / 2, _SIGMA)
     scale = max_length / _LONGEST
     lengths = []

@@ -200,7 +200,7 @@ def _shuffled(count: int, seed: int) -> Iterator[int]:
 
     Fisher and Yates over ``random()``, the one method whose sequence Python promises to keep.
     """
-    generator = random.Random(seed)  # noqa: S311
+    generator = random.Random(seed)  # noqa: S311 - no secret
     order = list(range(count))
     for first in range(count):
         other = first + int(generator.random() * (count - first))

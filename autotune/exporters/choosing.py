@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune.contract import jsonfile
 from autotune.contract.folder import AttemptFolder
 from autotune.contract.outcome import Outcome
 from autotune.contract.plan import Plan
@@ -41,7 +42,8 @@ def choose(
         raise _nothing(contents, report)
     launch, outcome = _measured_launch(contents, trial)
     plan = _read_plan(launch)
-    if plan.digest != outcome.plan_digest:
+    # Of the file as it lies there: a later version may read more into it than this one wrote.
+    if jsonfile.digest(jsonfile.read_json(launch.plan_file)) != outcome.plan_digest:
         raise RecordError(
             f"{launch.plan_file} is not the plan that trial {trial.number} ran",
             hint="restore the trial's folder, or search again",

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import autotune
+from autotune.backends import deepspeed as rendering
 from autotune.backends.base import backend_of
 from autotune.contract.command import PARAM, placeholders, text_of
 from autotune.contract.plan import CommandWorkload, Plan
@@ -24,7 +25,7 @@ from autotune.errors import EnvironmentFault, InputError, NothingToExportError
 from autotune.exporters import exactness
 from autotune.exporters.base import ExportRequest, ExportResult
 
-_BACKENDS: Final = ("zero3",)
+_BACKENDS: Final = ("zero3", "deepspeed")
 _ACCUMULATION: Final = (
     "gradient_accumulation_steps is what a trainer needs; the measured engine had 1 and was told "
     "which micro-step is the last one, which makes the same cut"
@@ -45,7 +46,7 @@ def export(request: ExportRequest) -> ExportResult:
         raise NothingToExportError(
             f"trial {request.trial}, the best of study {request.contents.study.name!r}, ran under "
             f"{plan.backend}, which DeepSpeed's JSON cannot say",
-            hint="this format serves studies whose best is a zero3 configuration",
+            hint="this format serves studies whose best is a zero3 or deepspeed configuration",
         )
     backend = backend_of(plan.backend)
     is_command = isinstance(plan.workload, CommandWorkload)
@@ -103,12 +104,12 @@ def _losses(plan: Plan, rendered: Mapping[str, Any]) -> tuple[str, ...]:
 def _compare_with_run(request: ExportRequest, rendered: Mapping[str, Any]) -> None:
     """Refuse values that differ from what was read back in the measured engine."""
     assert request.outcome.measurement is not None, "the chosen trial was measured"
-    zero = rendered["zero_optimization"]
+    written = rendering.stated(rendered["zero_optimization"])
     for name, value in request.outcome.measurement.read_back.items():
         owner, _, key = name.partition(".")
-        if owner == request.plan.backend and key in zero and zero[key] != value.actual:
+        if owner == request.plan.backend and key in written and written[key] != value.actual:
             raise NothingToExportError(
-                f"{name} would be written as {zero[key]!r}, but the measured engine had "
+                f"{name} would be written as {written[key]!r}, but the measured engine had "
                 f"{value.actual!r}",
                 hint="this autotune renders another file than the one that ran: search again",
             )
@@ -135,6 +136,11 @@ def _notes(request: ExportRequest, version: str | None) -> tuple[str, ...]:
         notes.append(
             f"activation checkpointing ({checkpointing}) is switched on in the model "
             "(gradient_checkpointing_enable), not by this JSON"
+        )
+    if plan.config.get(f"{plan.backend}.offload_optimizer", "none") != "none":
+        notes.append(
+            "offloaded state is stepped by torch's AdamW on the CPU, as measured; without "
+            "torch_adam DeepSpeed would compile its own, which rounds in another way"
         )
     assert request.outcome.measurement is not None
     leaves = request.outcome.measurement.notes.get("z3_leaf_modules")

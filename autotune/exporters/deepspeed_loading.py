@@ -52,6 +52,10 @@ def load(config: dict[str, Any], processes: int) -> list[str]:
     understood = {key: getattr(parsed.zero_config, names[key]) for key in zero if key in names}
     unknown = [f"zero_optimization.{key} is unknown to it" for key in zero if key not in names]
     given = {key: zero[key] for key in understood if not isinstance(zero[key], dict)}
+    for key in ("offload_optimizer", "offload_param"):
+        if key in zero:
+            section = understood[key].model_dump(mode="json", exclude_unset=True)
+            differences += _compare(f"zero_optimization.{key}.", zero[key], section)
     for section, flag in (("bf16", parsed.bfloat16_config), ("fp16", parsed.float16_config)):
         if "enabled" in config.get(section, {}):
             differences += _compare(

@@ -40,7 +40,7 @@ def provenance(
         "origin": best["origin"],
         "backend": request.plan.backend,
         "space_fingerprint": study.space_fingerprint,
-        "plan_digest": request.plan.digest,
+        "plan_digest": request.outcome.plan_digest,
         "verdict": best["verdict"],
         "speedup": best["speedup"],
         "s_per_it": best["s_per_it"],

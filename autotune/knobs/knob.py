@@ -22,6 +22,9 @@ class Knob:
     type: KnobType
     default: Any
     """The owner's own default, as a concrete value; ``None`` where it has none."""
+    default_where: tuple[tuple[str, Any], ...] = ()
+    """Where the owner's default depends on other knobs: conditions, as in ``dead_when``, each with
+    the default that then holds. ``default`` is ``None``, and the first true one counts."""
     low: float | int | None = None
     """Smallest legal value (inclusive), for numbers."""
     high: float | int | None = None
@@ -36,7 +39,8 @@ class Knob:
     ``search: {allow: [NAME]}`` to be tuned; ``work``: never tuned."""
     dead_when: str | None = None
     """Expression in the grammar of constraints over full or bare knob names and the facts
-    ``processes``, ``device``: while it holds, the value changes nothing."""
+    ``processes``, ``device``, ``compute``, ``accumulate`` (the workload's precision): while it
+    holds, the value changes nothing."""
     read_back: ReadBackLevel
     read_from: str
     """Where the worker reads it in the running engine."""

@@ -17,11 +17,12 @@ class KnownBad:
     reason: str
 
 
-KNOWN_BAD: Final[tuple[KnownBad, ...]] = (
+KNOWN_BAD: Final[tuple[KnownBad, ...]] = tuple(
     KnownBad(
-        backend="zero3",
+        backend=backend,
         package="deepspeed",
         version="0.17.2",
         reason="it shrinks the reduce bucket to one parameter, whatever reduce_bucket_size says",
-    ),
+    )
+    for backend in ("zero3", "deepspeed")
 )

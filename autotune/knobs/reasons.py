@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from typing import Final
 
-from autotune.knobs import ddp, fsdp2, workload, zero3
+from autotune.knobs import ddp, deepspeed, fsdp2, workload, zero3
 
 REFUSED: Final[dict[str, dict[str, str]]] = {
     "zero3": zero3.REFUSED,
+    "deepspeed": deepspeed.REFUSED,
     "fsdp2": fsdp2.REFUSED,
     "ddp": ddp.REFUSED,
     "workload": workload.REFUSED,
 }
 """Owner to names that it knows and that are not offered, with the reason."""
 
-ENGINES: Final[dict[str, str]] = {"deepspeed": "zero3", "fsdp2": "fsdp2", "ddp": "ddp"}
-"""Names under ``unverified`` to the owner of the knobs of that engine."""
+ALIASES: Final[dict[str, str]] = {"zero3": "deepspeed", "deepspeed": "zero3"}
+"""Two names of one engine: ``zero3`` is ``deepspeed`` at ``zero_stage`` 3. A space has one of them,
+and there the full names of both mean its own knobs."""
+
+ENGINES: Final[dict[str, tuple[str, ...]]] = {
+    "deepspeed": ("zero3", "deepspeed"),
+    "fsdp2": ("fsdp2",),
+    "ddp": ("ddp",),
+}
+"""Names under ``unverified`` to the backends of that engine."""
 
 WITHOUT_KEYS: Final[dict[str, str]] = {
     "fsdp2": "fully_shard is called with arguments and reads no file of keys",

@@ -1,4 +1,6 @@
-"""Knobs of DeepSpeed ZeRO stage 3.
+"""Knobs of DeepSpeed ZeRO stage 3: those that ``backend: zero3`` has.
+
+``autotune.knobs.deepspeed`` makes the table of all stages from this one.
 
 Defaults and bounds are those of ``DeepSpeedZeroConfig`` (``deepspeed/runtime/zero/config.py``,
 0.19.8); a test compares them with the installed class. Where a setting is read back, and when it
@@ -205,6 +207,60 @@ _REDUCE: Final = (
 )
 
 
+_OFFLOAD: Final = "deepspeed/runtime/zero/offload_config.py"
+
+
+def _offload(name: str, what: str, *, read_from: str, meaning: str) -> tuple[Knob, Knob]:
+    """Return the knobs of one section of the engine's configuration: device and pinning.
+
+    ``none`` is the engine without the section, so it leaves no trace in a configuration's key:
+    studies from before these knobs keep theirs.
+    """
+    device = Knob(
+        owner="zero3",
+        name=name,
+        type="text",
+        default="none",
+        choices=("none", "cpu"),
+        numerics="rounding",
+        dead_when=f"{name} == 'none'",
+        read_back="live",
+        read_from=read_from,
+        source=_OFFLOAD,
+        meaning=meaning,
+    )
+    pinned = Knob(
+        owner="zero3",
+        name=f"{name}_pin_memory",
+        type="bool",
+        default=True,
+        numerics="neutral",
+        # accelerator/cpu_accelerator.py: there is nothing to pin for without a device.
+        dead_when=f"{name} == 'none' or device == 'cpu'",
+        read_back="live",
+        read_from=f"{read_from}_pin_memory",
+        source=_OFFLOAD,
+        meaning=f"Page-locked host memory for {what}: faster copies; it cannot be paged out.",
+    )
+    return device, pinned
+
+
+_OFFLOADED: Final = (
+    *_offload(
+        "offload_optimizer",
+        "master weights and Adam's moments",
+        read_from="optimizer.offload_optimizer",
+        meaning="Master weights and Adam's moments in host memory; torch's AdamW steps there.",
+    ),
+    *_offload(
+        "offload_param",
+        "the weights",
+        read_from="optimizer.offload_param",
+        meaning="Each process's part of the weights in host memory, copied over when gathered.",
+    ),
+)
+
+
 def _dead(name: str, kind: str, default: object, meaning: str) -> Knob:
     return Knob(
         owner="zero3",
@@ -230,17 +286,15 @@ _OF_OTHER_STAGES: Final = (
     _dead("use_multi_rank_bucket_allreduce", "bool", True, "Stages 1 and 2 only."),
 )
 
-KNOBS: Final[tuple[Knob, ...]] = _FETCH + _REDUCE + _OF_OTHER_STAGES
+KNOBS: Final[tuple[Knob, ...]] = _FETCH + _REDUCE + _OFFLOADED + _OF_OTHER_STAGES
 
 REFUSED: Final[dict[str, str]] = {
     "zero_quantized_weights": "it changes the numbers, and this version does not offer it",
     "zero_quantized_gradients": "it changes the numbers, and this version does not offer it",
     "zero_quantized_nontrainable_weights": "it changes the numbers, and is not offered yet",
-    "offload_optimizer": "offload changes rounding, and this version does not offer it",
-    "offload_param": "offload is not offered by this version",
     "zero_hpz_partition_size": "hierarchical partitioning is not offered by this version",
-    "stage": "the backend says it: zero3 is stage 3",
-    "zero_stage": "the backend says it: zero3 is stage 3",
+    "stage": "the backend zero3 is stage 3, and under the backend deepspeed zero_stage says it",
+    "compute_grad_norm": "without the norm no trial can be checked",
 }
 """Settings that DeepSpeed has and a space file may not name, with the reason."""
 

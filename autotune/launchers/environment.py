@@ -29,7 +29,7 @@ from typing import Final, Literal
 
 from autotune.contract.plan import Plan
 from autotune.contract.processes import LISTEN_FD, MARKER, MARKER_LENGTH
-from autotune.contract.steps import FOLDER, ITERATIONS
+from autotune.contract.steps import FOLDER, ITERATIONS, SYNCHRONISE_EVERY
 
 _DROPPED_NAMES: Final = frozenset(
     {
@@ -46,6 +46,7 @@ _DROPPED_NAMES: Final = frozenset(
         LISTEN_FD,
         FOLDER,
         ITERATIONS,
+        SYNCHRONISE_EVERY,
         # srun, "OUTPUT ENVIRONMENT VARIABLES": those of a step or of one of its tasks.
         "SLURM_PROCID",
         "SLURM_LOCALID",

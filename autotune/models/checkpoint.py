@@ -167,7 +167,7 @@ class Checkpoint:
                 hint=_MISFIT,
             )
         with _opened(self.folder / self.files[name]) as file:
-            if name not in file.keys():  # noqa: SIM118
+            if name not in file.keys():  # noqa: SIM118 - no dict
                 raise InputError(f"{self.folder / self.files[name]} lacks the tensor {name!r}")
             found = tuple(file.get_slice(name).get_shape())
             if found != shape:

@@ -184,6 +184,7 @@ def _configuration(contents: StudyContents, trial: TrialRecord | None) -> dict[s
             "read_back": {},
             "implementations": {},
             "unverified": {},
+            "rounding": [],
         }
     launches = contents.launches(trial.number)
     time = summarise(launches)
@@ -212,11 +213,12 @@ def _configuration(contents: StudyContents, trial: TrialRecord | None) -> dict[s
 def _in_effect(launch: Measurement | None) -> dict[str, Any]:
     """What was seen in the running engine, and what was passed to it unseen."""
     if launch is None:
-        return {"read_back": {}, "implementations": {}, "unverified": {}}
+        return {"read_back": {}, "implementations": {}, "unverified": {}, "rounding": []}
     return {
         "read_back": {name: back.level for name, back in sorted(launch.read_back.items())},
         "implementations": launch.implementations,
         "unverified": launch.notes.get("unverified", {}),
+        "rounding": launch.notes.get("rounding", []),
     }
 
 

@@ -90,6 +90,8 @@ def _headline(console: Console, contents: StudyContents, report: Mapping[str, An
     shown = best if best["trial"] is not None else baseline
     for name, value in words.leaves(shown["unverified"]):
         _line(console, "unverified", f"{name} = {value!r} was passed on and not read back")
+    for name in shown["rounding"]:
+        _line(console, "rounding", f"{name} changes rounding; the numerics gate has passed it")
     _projection(console, report)
 
 

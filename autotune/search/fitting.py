@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from autotune.backends.base import backend_of
 from autotune.contract import hostmemory
 from autotune.contract.plan import Topology, Workload
 from autotune.errors import NothingFeasibleError
 from autotune.search.devices import Devices
+from autotune.space import domains
 from autotune.space.search_space import SearchSpace
 
 _BYTES: Final = {"fp32": 4, "bf16": 2}
 _ADAM_BYTES: Final = 8
 """Two float32 moments a parameter."""
 _GIB: Final = 1024**3
+_STAGED: Final = "deepspeed"
+_STAGE: Final = f"{_STAGED}.zero_stage"
+_OFFLOADS: Final = ("deepspeed.offload_optimizer", "zero3.offload_optimizer")
 
 
 def least_memory_bytes(workload: Workload) -> int:
@@ -27,10 +31,37 @@ def least_memory_bytes(workload: Workload) -> int:
     return workload.model.num_parameters * each
 
 
+def stage_memory_bytes(
+    stage: int, workload: Workload, processes: int, *, offloaded: bool = False
+) -> float:
+    """Bytes of the model's state that one process holds at a ZeRO stage, at least.
+
+    Stages 1 and 2 keep all weights on every process, stage 1 all gradients too; Adam's moments
+    and the master weights are split at each stage.
+
+    Args:
+        stage: 1, 2 or 3.
+        workload: Model and number formats.
+        processes: All of them.
+        offloaded: Whether all but the weights may lie in host memory.
+    """
+    precision, number = workload.precision, workload.model.num_parameters
+    weights = float(number * _BYTES[precision.compute])
+    gradients = float(number * _BYTES[precision.accumulate])
+    state = float(number * (_BYTES[precision.master] + _ADAM_BYTES))
+    if offloaded:
+        gradients = state = 0.0
+    if stage == 1:
+        return weights + gradients + state / processes
+    if stage == 2:
+        return weights + (gradients + state) / processes
+    return least_memory_bytes(workload) / processes if not offloaded else 0.0
+
+
 def fitting(
     space: SearchSpace, workload: Workload, topology: Topology, devices: Devices
 ) -> SearchSpace:
-    """Return ``space`` without the backends whose copies of the model cannot fit.
+    """Return ``space`` without the backends and ZeRO stages whose copies cannot fit.
 
     Raises:
         NothingFeasibleError: Not even one copy fits on all processes together, or the baseline's
@@ -39,22 +70,28 @@ def fitting(
     need = least_memory_bytes(workload)
     rooms = _rooms(topology, devices)
     name = workload.model.name
-    if need > sum(rooms):
+    offloading = _offloading(space) if topology.device == "cuda" else set()
+    nowhere = (
+        f"weights, gradients and Adam's moments take {need / _GIB:.1f} GiB over all processes, and "
+        f"{sum(rooms) / _GIB:.1f} GiB are there"
+    )
+    if need > sum(rooms) and not offloading:
         raise NothingFeasibleError(
-            f"{name} cannot be trained here: weights, gradients and Adam's moments "
-            f"take {need / _GIB:.1f} GiB over all processes, and {sum(rooms) / _GIB:.1f} GiB are "
-            "there",
+            f"{name} cannot be trained here: {nowhere}",
             hint="take a smaller model, bf16, or more devices",
         )
-    if need <= min(rooms):
-        return space
+    if _STAGED in space.backends:
+        space = _fitting_stages(space, workload, rooms, offloaded=_STAGED in offloading)
     for backend in space.backends:
-        if not backend_of(backend).replicates:
+        if backend_of(backend).replicates and need > min(rooms):
+            reason = (
+                f"each process holds all of {name}: weights, gradients and Adam's moments take "
+                f"{need / _GIB:.1f} GiB, and {min(rooms) / _GIB:.1f} GiB are there for it"
+            )
+        elif need > sum(rooms) and backend not in offloading:
+            reason = f"{name}'s {nowhere}, and nothing is offloaded"
+        else:
             continue
-        reason = (
-            f"each process holds all of {name}: weights, gradients and Adam's moments take "
-            f"{need / _GIB:.1f} GiB, and {min(rooms) / _GIB:.1f} GiB are there for it"
-        )
         if backend == space.baseline_backend:
             raise NothingFeasibleError(
                 f"{backend} cannot be the baseline here: {reason}",
@@ -62,6 +99,49 @@ def fitting(
             )
         space = space.without(backend, reason)
     return space
+
+
+def _fitting_stages(
+    space: SearchSpace, workload: Workload, rooms: list[float], *, offloaded: bool
+) -> SearchSpace:
+    """Return ``space`` without the ZeRO stages that cannot fit on the smallest device."""
+    reasons: dict[int, str] = {}
+    for stage, what in ((1, "all weights and gradients"), (2, "all weights")):
+        need = stage_memory_bytes(stage, workload, len(rooms), offloaded=offloaded)
+        if need > min(rooms):
+            reasons[stage] = (
+                f"each process holds {what} of {workload.model.name}, {need / _GIB:.1f} GiB with "
+                f"its part of the rest, and {min(rooms) / _GIB:.1f} GiB are there for it"
+            )
+    if space.baseline_backend == _STAGED:
+        baseline = space.baseline_config().values[_STAGE]
+        if baseline in reasons:
+            raise NothingFeasibleError(
+                f"zero_stage {baseline} cannot be the baseline here: {reasons[baseline]}",
+                hint="take zero_stage 3, which splits the weights too, or a smaller model",
+            )
+    elif not _stages(space) - reasons.keys():
+        return space.without(_STAGED, "; ".join(reasons.values()))
+    return space.without_values(_STAGE, reasons) if reasons else space
+
+
+def _stages(space: SearchSpace) -> set[Any]:
+    """The stages that configurations of the space may have."""
+    for param in space.params:
+        if param.knob == _STAGE:
+            return set(domains.values(param.domain))
+    return {space.default_config(_STAGED).values[_STAGE]}
+
+
+def _offloading(space: SearchSpace) -> set[str]:
+    """Backends that some configuration of the space lets keep state in host memory."""
+    tuned = {param.knob for param in space.params}
+    return {
+        name.partition(".")[0]
+        for name in _OFFLOADS
+        if name in tuned
+        or any(given.get(name) not in (None, "none") for given in (space.fixed, space.baseline))
+    }
 
 
 def _rooms(topology: Topology, devices: Devices) -> list[float]:

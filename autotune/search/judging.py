@@ -116,6 +116,8 @@ def _invalid(plan: Plan, measured: Sequence[RankMeasurement]) -> Failure | None:
 
 def _not_in_effect(name: str, requested: Any, back: ReadBack | None) -> str | None:
     if back is None:
+        if requested is None:  # nothing was set: micro_batch of a cut by tokens
+            return None
         return f"{name} = {requested!r} could not be read back from the running engine"
     asked = ReadBack(requested=requested, actual=back.actual, level=back.level)
     if not asked.in_effect:

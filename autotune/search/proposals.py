@@ -121,7 +121,7 @@ def propose(
             return Proposal(
                 assignment=assignment, config=config, model_based=model_based, rejected=rejected
             )
-    rng = random.Random(seed)  # noqa: S311
+    rng = random.Random(seed)  # noqa: S311 - no secret
     return _from_what_is_left(space, reject, avoid if careful else _never, rng, rejected)
 
 
@@ -133,7 +133,7 @@ def draw(space: SearchSpace, rng: random.Random) -> dict[str, Any]:
 
 def look_around(space: SearchSpace, reject: Reject) -> Proposal | Exhausted:
     """Return any configuration that may be launched: all are looked at, or many random ones."""
-    return _from_what_is_left(space, reject, _never, random.Random(0), {})  # noqa: S311
+    return _from_what_is_left(space, reject, _never, random.Random(0), {})  # noqa: S311 - no secret
 
 
 def space_size(space: SearchSpace) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from autotune.contract.plan import Topology
@@ -54,6 +54,31 @@ def bind(space: SearchSpace, topology: Topology, packing_refusal: str | None) ->
     return dataclasses.replace(
         space, params=tuple(params), dropped=(*kept, *dropped), topology=topology
     )
+
+
+def drop_values(space: SearchSpace, knob: str, reasons: Mapping[Any, str]) -> SearchSpace:
+    """See :meth:`autotune.space.search_space.SearchSpace.without_values`."""
+    params: list[Param] = []
+    dropped = list(space.dropped)
+    for param in space.params:
+        values = domains.values(param.domain) if param.knob == knob else ()
+        gone = [value for value in values if value in reasons]
+        if not gone:
+            params.append(param)
+            continue
+        left = tuple(value for value in values if value not in reasons)
+        if not left:
+            texts = "; ".join(f"{label(value)}: {reasons[value]}" for value in gone[:SHOWN])
+            raise space.places[f"params.{param.name}"].error(
+                f"no choice of {param.name} is left ({texts})"
+            )
+        domain = Choices(values=left, labels=tuple(label(value) for value in left))
+        params.append(dataclasses.replace(param, domain=domain))
+        dropped += [
+            Dropped(param=param.name, value=value, reason=reasons[value], topology=space.topology)
+            for value in gone
+        ]
+    return dataclasses.replace(space, params=tuple(params), dropped=tuple(dropped))
 
 
 def _check_default_cut(space: SearchSpace, topology: Topology) -> None:

@@ -30,20 +30,41 @@ def dead_knobs(
     Args:
         values: Full knob name to value.
         knobs: The tables of the backend and the workload.
-        facts: ``processes`` and ``device``.
+        facts: ``processes``, ``device``, ``compute`` and ``accumulate``.
     """
-    dead = []
+    return tuple(
+        knob.full_name
+        for knob in knobs
+        if knob.full_name in values
+        and knob.dead_when is not None
+        and _parsed(knob.dead_when).evaluate(_known(knob, values, facts))
+    )
+
+
+def with_defaults(
+    values: Mapping[str, Any], knobs: Iterable[Knob], facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return ``values`` with the defaults that depend on other knobs in place of ``None``."""
+    found = dict(values)
     for knob in knobs:
-        if knob.full_name not in values or knob.dead_when is None:
+        if found.get(knob.full_name, knob) is not None:
             continue
-        siblings = {
-            name.partition(".")[2]: value
-            for name, value in values.items()
-            if name.startswith(f"{knob.owner}.")
-        }
-        if _parsed(knob.dead_when).evaluate({**facts, **values, **siblings}):
-            dead.append(knob.full_name)
-    return tuple(dead)
+        for condition, default in knob.default_where:
+            if _parsed(condition).evaluate(_known(knob, found, facts)):
+                found[knob.full_name] = default
+                break
+    return found
+
+
+def _known(knob: Knob, values: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What the conditions of ``knob`` may name: full names, bare names of its owner, facts."""
+    prefix = f"{knob.owner}."
+    siblings = {
+        name.removeprefix(prefix): value
+        for name, value in values.items()
+        if name.startswith(prefix)
+    }
+    return {**facts, **values, **siblings}
 
 
 @functools.cache

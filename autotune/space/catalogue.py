@@ -54,6 +54,9 @@ class Catalogue:
         """Return the knob of a full or a unique bare name."""
         if name in self.knobs:
             return self.knobs[name]
+        owner, _, bare = name.partition(".")
+        if bare and owner in reasons.ALIASES and owner not in self.backends:
+            return self.knobs.get(f"{reasons.ALIASES[owner]}.{bare}")
         matches = self._bare(name)
         return matches[0] if len(matches) == 1 else None
 

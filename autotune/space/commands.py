@@ -248,7 +248,9 @@ def _full_name(name: str, place: Place, catalogue: Catalogue) -> str:
     known = [*([file] if file else []), TRIAL_DIR, PROCESSES]
     if name in known:
         return name
-    others = {_placeholder_of(backend): backend for backend in registry.BUILTIN["backends"]}
+    others: dict[str | None, str] = {}
+    for backend in registry.BUILTIN["backends"]:
+        others.setdefault(_placeholder_of(backend), backend)
     if name in others:
         raise place.error(
             f"{{{name}}} is not there under {catalogue.backends[0]}, which reads no such file",

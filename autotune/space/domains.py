@@ -32,6 +32,15 @@ def contains(domain: Domain, value: Any) -> bool:
     return domain.step is None or value in _around(domain, value)
 
 
+def values(domain: Domain) -> tuple[Any, ...]:
+    """All values of a list or of a short range of whole numbers; none of decimals."""
+    if isinstance(domain, Choices):
+        return domain.values
+    if isinstance(domain, IntRange):
+        return tuple(sorted({*range(domain.low, domain.high + 1, domain.step), *domain.also}))
+    return ()
+
+
 def exact(value: float) -> Decimal:
     """The decimal number that a double prints as: 0.1 is a tenth."""
     return Decimal(repr(value))

@@ -12,6 +12,7 @@ from typing import Final
 
 import autotune
 from autotune import registry
+from autotune.knobs import reasons
 from autotune.space import assembly, commands, nodes, reading, sections
 from autotune.space import overrides as edits
 from autotune.space.catalogue import Catalogue
@@ -155,6 +156,12 @@ def _backends(node: Node) -> tuple[str, ...]:
             )
         if found.text in names:
             raise found.place.error(f"backend has {found.text} twice", hint="keep one of them")
+        twin = reasons.ALIASES.get(found.text)
+        if twin in names:
+            raise found.place.error(
+                "backend has both deepspeed and zero3, which is deepspeed at zero_stage 3",
+                hint="keep deepspeed, and tune zero_stage",
+            )
         names.append(found.text)
     return tuple(names)
 

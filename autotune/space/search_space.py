@@ -137,6 +137,14 @@ class SearchSpace:
             dropped=(*self.dropped, gone),
         )
 
+    def without_values(self, knob: str, reasons: Mapping[Any, str]) -> SearchSpace:
+        """Return this space without values of a tuned knob that cannot hold here, and say why.
+
+        Raises:
+            SpaceError: None would be left.
+        """
+        return binding.drop_values(self, knob, reasons)
+
     @property
     def unresolved(self) -> tuple[str, ...]:
         """Full names of knobs that are still ``auto``."""
@@ -298,8 +306,12 @@ class SearchSpace:
     def _config(self, backend: str, values: dict[str, Any], *, prefer: Mapping[str, Any]) -> Config:
         values = {**values, **self._cut(prefer)}
         facts: dict[str, Any] = {}
+        if isinstance(self.workload, WorkloadSpec):
+            precision = self.workload.precision
+            facts = {"compute": precision.compute, "accumulate": precision.accumulate}
         if self.topology is not None:
-            facts = {"processes": self.topology.processes, "device": self.topology.device}
+            facts |= {"processes": self.topology.processes, "device": self.topology.device}
+        values = canonical.with_defaults(values, self.knobs.values(), facts)
         dead = canonical.dead_knobs(values, self.knobs.values(), facts)
         key = canonical.config_key(backend, values, dead)
         return Config(backend=backend, values=dict(sorted(values.items())), dead=dead, key=key)

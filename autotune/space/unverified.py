@@ -7,7 +7,8 @@ from typing import Any
 from autotune.knobs import reasons
 from autotune.space import reading, sections
 from autotune.space.catalogue import Catalogue
-from autotune.space.nodes import Table
+from autotune.space.model import AUTO
+from autotune.space.nodes import Scalar, Table
 
 
 def read_unverified(root: Table, catalogue: Catalogue) -> dict[str, dict[str, Any]]:
@@ -19,17 +20,18 @@ def read_unverified(root: Table, catalogue: Catalogue) -> dict[str, dict[str, An
     """
     table = reading.table(root.get("unverified"), "unverified")
     found: dict[str, dict[str, Any]] = {}
-    engines = {**reasons.ENGINES, **{b: b for b in catalogue.backends if b != "zero3"}}
+    known = {backend for of in reasons.ENGINES.values() for backend in of}
+    engines = {**reasons.ENGINES, **{b: (b,) for b in catalogue.backends if b not in known}}
     for entry in sections.entries(table):
-        owner = engines.get(entry.key)
-        if owner is None:
+        if entry.key not in engines:
             live = set(catalogue.backends) - reasons.WITHOUT_KEYS.keys()
-            names = [name for name, of in engines.items() if of in live]
+            names = [name for name, of in engines.items() if live & set(of)]
             raise entry.place.error(
                 f"unverified has keys of engines, not {reading.shown(entry.key)}",
                 hint=f"write unverified: {{{names[0]}: {{{entry.key}: …}}}}" if names else None,
             )
-        if owner not in catalogue.backends:
+        owner = next((one for one in engines[entry.key] if one in catalogue.backends), None)
+        if owner is None:
             raise entry.place.error(
                 f"unverified.{entry.key} does nothing: the backend is "
                 f"{', '.join(catalogue.backends)}"
@@ -53,6 +55,11 @@ def _check_unverified(
         k.name.removeprefix("stage3_"): k for k in catalogue.knobs.values() if k.owner == owner
     }
     for entry in table.entries.values():
+        if isinstance(entry.value, Scalar) and entry.value.text.lower() == AUTO:
+            raise entry.value.place.error(
+                f"{entry.key}: auto has no rule by which it could be resolved",
+                hint="write the value that the engine shall get",
+            )
         key = entry.key.removeprefix("stage3_")
         if top and entry.key in reasons.RESERVED_KEYS.get(engine, {}):
             reason = reasons.RESERVED_KEYS[engine][entry.key]

@@ -58,12 +58,25 @@ def make_engine(url: URL) -> Engine:
     except (ModuleNotFoundError, NoSuchModuleError) as error:
         raise EnvironmentFault(
             f"the driver for {url.drivername} databases cannot be loaded: {error}",
-            hint="install it into this environment (for PostgreSQL: pip install psycopg2-binary)",
+            hint=_how_to_get(error),
         ) from error
     if is_sqlite:
         event.listen(engine, "connect", _own_transactions)
         event.listen(engine, "begin", _begin)
     return engine
+
+
+_DRIVERS: Final = {"psycopg": "'psycopg[binary]'", "psycopg2": "psycopg2-binary"}
+"""Module to the requirement that brings it; what ``postgresql://`` means changed in
+SQLAlchemy 2.1 from the second to the first."""
+
+
+def _how_to_get(error: Exception) -> str:
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing in _DRIVERS:
+        others = " or ".join(f"postgresql+{name}://" for name in _DRIVERS)
+        return f"pip install {_DRIVERS[missing]}, or name the driver that is there: {others}"
+    return "install its driver into this environment, or use sqlite:///FILE or postgresql://…"
 
 
 def _own_transactions(connection: sqlite3.Connection, _record: object) -> None:

@@ -85,7 +85,11 @@ class CommandSession:
         return self._recorder.write(status, measurement=measurement)
 
     def terminate(self) -> None:
-        """End the command because the trial was stopped from outside, and end this process."""
+        """End the command because the trial was stopped from outside, and end this process.
+
+        The main thread, which sees the command's end as well, waits for this one as it leaves the
+        watch.
+        """
         self._end(STOPPED_GRACE_S)
         self._record_error(InterruptedTrialError("the trial was stopped by a signal"))
         os._exit(TERMINATED)
@@ -103,7 +107,11 @@ class CommandSession:
         )
         environment = {k: v for k, v in os.environ.items() if k not in _RANK_VARIABLES}
         wanted = wanted_steps(plan.measuring, workload.distinct_batches)
-        environment |= {steps.FOLDER: str(folder), steps.ITERATIONS: str(wanted)}
+        environment |= {
+            steps.FOLDER: str(folder),
+            steps.ITERATIONS: str(wanted),
+            steps.SYNCHRONISE_EVERY: str(workload.distinct_batches),
+        }
         jsonfile.write_json(self._folder.command_file, {"arguments": arguments})
         self._heart.enter("build")
         return CommandProcess(arguments, environment)
@@ -123,20 +131,23 @@ class CommandSession:
             if reports.phase != self._heart.phase:
                 self._heart.enter(reports.phase)
             self._heart.beat(max(0, reports.num_steps - 1))
-            window = reports.window()
+            window = reports.window
             if window is not None and window.verdict != "go_on":
                 return window, reports
             if code == 0 and window is not None and window.iteration_s:
                 return window, reports
             if code is not None:
-                raise CommandEndedError(self._explain(plan, code, reports.num_steps, kills))
+                raise CommandEndedError(self._explain(plan, code, reports, kills))
             time.sleep(TICK_S)
 
-    def _explain(self, plan: Plan, code: int, done: int, kills: int) -> command_end.End:
+    def _explain(self, plan: Plan, code: int, reports: Reports, kills: int) -> command_end.End:
         if code != 0:
             log = command_end.log_end(self._folder.log_file(0))
             return command_end.explain(code, log, oom_kills=hostmemory.oom_kills() - kills)
-        if done == 0:
+        done = reports.num_steps
+        if reports.missing:
+            message = f"the command ended and {reports.missing} never called autotune.report_step()"
+        elif done == 0:
             message = "the command ended and never called autotune.report_step()"
         else:
             wanted = wanted_steps(plan.measuring, plan.workload.distinct_batches)

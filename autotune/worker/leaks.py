@@ -32,10 +32,10 @@ run. A leak through freshly drawn weights changes losses by about 1e-2."""
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Row:
-    """A packed row, and where its second sample lies."""
+    """A packed row, and the part of it that is looked at."""
 
     batch: MicroBatch
-    second: slice
+    seen: slice
 
 
 def require_no_leak(plan: Plan, family: ModelFamily, engine: Engine, device: torch.device) -> None:
@@ -44,8 +44,9 @@ def require_no_leak(plan: Plan, family: ModelFamily, engine: Engine, device: tor
     Every rank runs the same three forwards on the same tokens, without gradients.
 
     Raises:
-        NumericsError: A token of the second sample has another loss than before, or than alone;
-            the message names the first layer that lets samples see each other.
+        NumericsError: A token after the first sample has another loss than before, or one of the
+            second another than alone, on any rank; the message names the first layer that lets
+            samples see each other.
     """
     length = plan.cut.worst_case.length
     if length < 4:
@@ -58,23 +59,23 @@ def require_no_leak(plan: Plan, family: ModelFamily, engine: Engine, device: tor
         for number, tokens in enumerate(sizes)
     )
     tail = [rest] if len(rest.ids) > 1 else []
-    place = slice(size, 2 * size)
-    row = _Row(batch=_on(packed_row([first, second, *tail], length), device), second=place)
-    changed = _Row(batch=_on(packed_row([other, second, *tail], length), device), second=place)
-    alone = _Row(batch=_on(packed_row([second], size), device), second=slice(0, size))
+    after = slice(size, None)
+    row = _Row(batch=_on(packed_row([first, second, *tail], length), device), seen=after)
+    changed = _Row(batch=_on(packed_row([other, second, *tail], length), device), seen=after)
+    alone = _Row(batch=_on(packed_row([second], size), device), seen=slice(size))
     precision = plan.training.precision.compute
     with torch.no_grad():
         losses, changed_losses, alone_losses = (
             _losses(family, engine, each) for each in (row, changed, alone)
         )
-        moved = _largest(losses, changed_losses)
+        moved = _largest_anywhere(losses, changed_losses)
         if moved > CHANGED[precision]:
             where = _first_leak(family, engine, row, changed, CHANGED[precision])
             raise NumericsError(
                 f"packed samples see each other{where}: other tokens in one sample changed a "
                 f"token's loss in the next by {moved:.3g}"
             )
-        moved = _largest(losses, alone_losses)
+        moved = _largest_anywhere(losses[:size], alone_losses)
         if moved > ALONE[precision]:
             raise NumericsError(
                 f"packed samples are not computed as alone: a token's loss differs by {moved:.3g}; "
@@ -83,9 +84,9 @@ def require_no_leak(plan: Plan, family: ModelFamily, engine: Engine, device: tor
 
 
 def _losses(family: ModelFamily, engine: Engine, row: _Row) -> torch.Tensor:
-    """Return the loss of each token of the second sample."""
-    logits = family.logits(engine.model, row.batch)[0, row.second]
-    labels = row.batch.labels[0, row.second]
+    """Return the loss of each token that is looked at; where none is asked for it is zero."""
+    logits = family.logits(engine.model, row.batch)[0, row.seen]
+    labels = row.batch.labels[0, row.seen]
     return functional.cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="none")
 
 
@@ -95,14 +96,22 @@ def _largest(one: torch.Tensor, other: torch.Tensor) -> float:
     return float(torch.nan_to_num(difference, nan=float("inf")))
 
 
+def _largest_anywhere(one: torch.Tensor, other: torch.Tensor) -> float:
+    """The same on every rank, for the next forward is a collective that all or none must run."""
+    largest = torch.tensor(_largest(one, other), device=one.device)
+    if torch.distributed.is_initialized():
+        torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
+    return float(largest)
+
+
 def _first_leak(
     family: ModelFamily, engine: Engine, row: _Row, changed: _Row, tolerance: float
 ) -> str:
-    """Name the first token mixer whose output differs in the second sample."""
+    """Name the first token mixer whose output differs after the first sample."""
     mixers = family.mixers(engine.module)
     outputs = []
     for each in (row, changed):
-        with _recorded([module for _, module in mixers], each.second) as seen:
+        with _recorded([module for _, module in mixers], each.seen) as seen:
             family.logits(engine.model, each.batch)
         outputs.append(seen)
     for number, (kind, _) in enumerate(mixers):

@@ -63,7 +63,7 @@ def modules_for(
     wanted += [("models", family) for family in registry.names("models")]
     for kind, name in wanted:
         try:
-            part = registry.load(kind, name)  # type: ignore[arg-type]
+            part = registry.load(kind, name)  # type: ignore[arg-type]  # found out here
         except Exception as error:  # another package's module may fail in any way
             missing[f"{kind}:{name}"] = _reason(error)
             continue

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import statistics
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,8 @@ from autotune.worker import timing as rules
 from autotune.worker.failures import NotInEffectError, NumericsError, TrialError
 
 _MAX_FILES: Final = 65_536
+LATE_S: Final = 3.0
+"""How long a rank may report nothing when another has reported enough. Ranks run in step."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,6 +93,9 @@ class Reports:
         self._plan = plan
         self._folder = folder
         self._files: dict[Path, StepFile] = {}
+        self._enough_at: float | None = None
+        self.window: Window | None = None
+        """Warm-up and timed window as of the last :meth:`read`; ``None`` while warm-up lasts."""
 
     def read(self) -> None:
         """Take up what was appended since the last call.
@@ -105,10 +111,43 @@ class Reports:
             raise TrialError(f"a reported step cannot be read: {error}") from error
         self._check_ranks([file for file in files if file.rank is not None])
         self._check_numbers()
+        times = [
+            [after.at - before.at for before, after in itertools.pairwise(file.steps)]
+            for file in self._files.values()
+        ]
+        self.window = None if self._absent else window_of(times, self._cycle, self._plan.measuring)
+        self._require_all()
+
+    @property
+    def missing(self) -> str:
+        """Ranks of the command that have reported nothing, in words; empty where all have."""
+        ranks = ", ".join(map(str, self._absent))
+        return f"rank{'s' * (len(self._absent) > 1)} {ranks}" if ranks else ""
+
+    @property
+    def _absent(self) -> tuple[int, ...]:
+        """Known only where the environment of those that report says how many there are."""
+        sizes = [file.world_size or 0 for file in self._files.values()]
+        reported = {file.rank for file in self._files.values() if file.steps}
+        return tuple(rank for rank in range(max(sizes, default=0)) if rank not in reported)
+
+    def _require_all(self) -> None:
+        """Every rank must report: the slowest one's time counts, and the fullest one's memory."""
+        enough = wanted_steps(self._plan.measuring, self._cycle)
+        if not self._absent or all(len(file.steps) < enough for file in self._files.values()):
+            return
+        self._enough_at = self._enough_at or time.monotonic()
+        if time.monotonic() - self._enough_at > LATE_S:
+            raise TrialError(
+                f"{self.missing} never called autotune.report_step(), which every rank must do "
+                "after each step"
+            )
 
     @property
     def num_steps(self) -> int:
-        """Steps that every reporting rank has reported."""
+        """Steps that every rank has reported."""
+        if self._absent:
+            return 0
         return min((len(file.steps) for file in self._files.values()), default=0)
 
     @property
@@ -118,15 +157,7 @@ class Reports:
             return "build"
         if self.num_steps < self._plan.measuring.check_iterations:
             return "check"
-        return "warmup" if self.window() is None else "measure"
-
-    def window(self) -> Window | None:
-        """Return warm-up and timed window, ``None`` while the warm-up lasts."""
-        times = [
-            [after.at - before.at for before, after in itertools.pairwise(file.steps)]
-            for file in self._files.values()
-        ]
-        return window_of(times, self._cycle, self._plan.measuring)
+        return "warmup" if self.window is None else "measure"
 
     def checks(self) -> tuple[CheckPoint, ...]:
         """Return the check iterations so far: the mean loss and the largest norm over ranks."""

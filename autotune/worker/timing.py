@@ -58,7 +58,7 @@ class DeviceMarks:
     def mark(self) -> None:
         import torch
 
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # untyped
         event.record(torch.cuda.current_stream(self._device))
         self._events.append(event)
 

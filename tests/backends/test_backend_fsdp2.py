@@ -91,7 +91,7 @@ def test_the_coordinator_can_use_backends_without_their_engines() -> None:
     program = (
         "import sys\n"
         "from autotune import registry\n"
-        "for name in ('zero3', 'fsdp2', 'ddp'):\n"
+        "for name in ('zero3', 'deepspeed', 'fsdp2', 'ddp'):\n"
         "    backend = registry.load('backends', name)()\n"
         "    assert backend.knobs and backend.preload and backend.name == name\n"
         "print(sorted({'torch', 'deepspeed', 'transformers'} & set(sys.modules)))\n"

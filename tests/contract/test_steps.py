@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,68 @@ def test_a_forked_process_has_a_file_of_its_own(folder: Path) -> None:
     assert os.waitpid(child, 0)[1] == 0
     files = [StepFile(path).read() for path in folder.glob(PATTERN)]
     assert sorted(len(file.steps) for file in files) == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("environment", "place"),
+    [
+        ({}, (0, None)),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, (1, 2)),
+        ({"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "8"}, (2, 4)),
+        # torchrun inside a job: the job's own numbers are those of another thing.
+        (
+            {"RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},
+            (1, 2),
+        ),
+        # One process in an allocation of eight tasks, without srun.
+        ({"SLURM_NTASKS": "8"}, (0, None)),
+    ],
+)
+def test_rank_and_size_are_one_launchers(
+    environment: dict[str, str],
+    place: tuple[int, int | None],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    report_step()
+    file = StepFile(next(folder.glob(PATTERN))).read()
+    assert (file.rank, file.world_size) == place
+
+
+SYNCHRONISING = """
+import sys, types
+from autotune import report_step
+
+waits = []
+cuda = types.SimpleNamespace(
+    is_initialized=lambda: True,
+    synchronize=lambda: waits.append(done),
+    current_device=lambda: 0,
+    get_device_properties=lambda device: types.SimpleNamespace(total_memory=1),
+    max_memory_reserved=lambda device: 1,
+)
+sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
+for done in range(10):
+    report_step()
+print(*waits)
+"""
+
+
+@pytest.mark.parametrize(
+    ("every", "waits"), [("4", "0 4 8"), ("1", "0 1 2 3 4 5 6 7 8 9"), ("", "")]
+)
+def test_the_device_is_waited_for_where_a_window_may_begin(
+    every: str, waits: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOTUNE_SYNCHRONISE_EVERY", every)
+    done = subprocess.run(
+        [sys.executable, "-c", SYNCHRONISING], check=True, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == waits
 
 
 def test_an_unfinished_line_waits(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from study_factory import StudyBuilder, failed, measured
 
+from autotune.contract import jsonfile
 from autotune.errors import InputError, NothingToExportError, RecordError
 from autotune.exporters import choosing, deepspeed, exactness, writing
 from autotune.exporters.base import ExportResult
@@ -254,6 +255,21 @@ def test_another_plan_than_the_measured_one_is_refused(study: StudyBuilder) -> N
     file.unlink()
     with pytest.raises(NothingToExportError, match="is gone"):
         choosing.choose(contents, report, "ds.json")
+
+
+def test_a_plan_of_an_earlier_version_is_still_the_measured_one(study: StudyBuilder) -> None:
+    """It lacks fields that have come since, and its digest is of what was written."""
+    trial(study, 0.5)
+    attempt = study.folder.attempt("trial", 0, 0)
+    plan = json.loads(attempt.plan_file.read_text())
+    del plan["workload"]["model"]["hidden_size_from"]
+    attempt.plan_file.write_text(json.dumps(plan))
+    outcome = json.loads(attempt.outcome_file.read_text())
+    outcome["plan_digest"] = jsonfile.digest(plan)
+    attempt.outcome_file.write_text(json.dumps(outcome))
+    contents = read_study(study.folder)
+    request = choosing.choose(contents, build(contents), "ds.json")
+    assert request.plan.training.model.hidden_size_from == "hidden_size"
 
 
 def test_the_companion_tells_where_the_file_comes_from(study: StudyBuilder, unasked: None) -> None:

@@ -4,12 +4,13 @@ import inspect
 
 import pytest
 
-from autotune.knobs import ddp, environment, fsdp2, reasons, workload, zero3
+from autotune.knobs import ddp, deepspeed, environment, fsdp2, reasons, workload, zero3
 from autotune.knobs.knob import Knob
 from autotune.space.expression import Expression
 
 TABLES = {
     "zero3": zero3.KNOBS,
+    "deepspeed": deepspeed.KNOBS,
     "fsdp2": fsdp2.KNOBS,
     "ddp": ddp.KNOBS,
     "workload": workload.KNOBS,
@@ -40,16 +41,69 @@ def test_an_entry_is_complete(knob: Knob) -> None:
 def test_names_are_unique(owner: str) -> None:
     names = [knob.name for knob in TABLES[owner]]
     assert len(names) == len(set(names))
-    others = {knob.name for knob in ALL if knob.owner != owner}
+    twin = reasons.ALIASES.get(owner)
+    others = {knob.name for knob in ALL if knob.owner not in (owner, twin)}
     assert not others & set(names)
 
 
 @pytest.mark.parametrize("knob", [k for k in ALL if k.dead_when], ids=lambda knob: knob.full_name)
 def test_a_condition_of_death_names_siblings_and_facts(knob: Knob) -> None:
     assert knob.dead_when is not None
-    known = {sibling.name for sibling in TABLES[knob.owner]} - {knob.name}
+    known = {sibling.name for sibling in TABLES[knob.owner]}
+    if not knob.name.startswith("offload_"):
+        known -= {knob.name}
     expression = Expression.parse(knob.dead_when)
-    assert set(expression.names) <= known | {"processes", "device"}
+    assert set(expression.names) <= known | {"processes", "device", "compute", "accumulate"}
+
+
+@pytest.mark.parametrize("name", [knob.name for knob in zero3.KNOBS])
+def test_zero3_is_deepspeed_at_stage_3(name: str) -> None:
+    """The alias: the same setting lives and dies alike under both names."""
+    one = next(knob for knob in zero3.KNOBS if knob.name == name)
+    other = next(knob for knob in deepspeed.KNOBS if knob.name == name)
+    assert (one.type, one.low) == (other.type, other.low)
+    assert one.numerics == other.numerics or one.always_dead
+    defaults = {knob.name: knob.default for knob in zero3.KNOBS}
+    for device in ("cpu", "cuda"):
+        for compute in ("fp32", "bf16"):
+            facts = {"device": device, "compute": compute, "accumulate": "fp32", "processes": 2}
+            for changed in ({}, {"offload_optimizer": "cpu", "offload_param": "cpu"}):
+                values = {**facts, **defaults, **changed}
+                dead = [_dead(one, values), _dead(other, {**values, "zero_stage": 3})]
+                assert dead[0] is dead[1]
+
+
+def _dead(knob: Knob, values: dict[str, object]) -> bool:
+    return knob.dead_when is not None and Expression.parse(knob.dead_when).evaluate(values)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_deepspeed_defaults_are_those_of_the_installed_one_at_each_stage(stage: int) -> None:
+    config_class = pytest.importorskip("deepspeed.runtime.zero.config").DeepSpeedZeroConfig
+    config = config_class(stage=stage)
+    by_alias = {field.alias or name: name for name, field in config_class.model_fields.items()}
+    for knob in deepspeed.KNOBS:
+        if knob.name == "zero_stage" or knob.name.startswith("offload_"):
+            continue
+        default = knob.default
+        for condition, value in knob.default_where:
+            if Expression.parse(condition).evaluate({"zero_stage": stage}):
+                default = value
+        attribute = by_alias.get(knob.name, by_alias.get(f"stage3_{knob.name}", knob.name))
+        assert getattr(config, attribute) == default, knob.name
+
+
+def test_offload_sections_have_the_installed_deepspeeds_defaults() -> None:
+    module = pytest.importorskip("deepspeed.runtime.zero.offload_config")
+    config_class = pytest.importorskip("deepspeed.runtime.zero.config").DeepSpeedZeroConfig
+    assert config_class(stage=3).offload_optimizer is config_class(stage=3).offload_param is None
+    knobs = {knob.name: knob for knob in deepspeed.KNOBS}
+    for name, section in (
+        ("offload_optimizer", module.DeepSpeedZeroOffloadOptimizerConfig()),
+        ("offload_param", module.DeepSpeedZeroOffloadParamConfig()),
+    ):
+        assert knobs[name].default == section.device
+        assert knobs[f"{name}_pin_memory"].default is section.pin_memory
 
 
 def test_site_settings_are_never_knobs() -> None:
@@ -65,6 +119,7 @@ def test_site_settings_are_never_knobs() -> None:
 
 def test_refused_names_are_no_knobs() -> None:
     names = {knob.name for knob in ALL}
+    assert "zero_stage" in names
     for refused in (*reasons.REFUSED.values(), workload.WORK):
         assert not names & set(refused)
 
@@ -75,6 +130,8 @@ def test_zero3_defaults_are_those_of_the_installed_deepspeed() -> None:
     fields = config_class.model_fields
     by_alias = {field.alias or name: name for name, field in fields.items()}
     for knob in zero3.KNOBS:
+        if knob.name.startswith("offload_"):
+            continue  # sections of their own, see below
         attribute = by_alias.get(knob.name, by_alias.get(f"stage3_{knob.name}", knob.name))
         assert getattr(config, attribute) == knob.default, knob.name
         assert type(getattr(config, attribute)) is type(knob.default), knob.name

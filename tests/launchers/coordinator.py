@@ -32,8 +32,8 @@ def main() -> int:
     files.append(second.path / "daemon-forked")
     pids = [wait_for(lambda f=f: read_pid(f), str(f)) for f in files]
     pids.insert(0, bench.launcher.ready.pid)
-    print(*pids, flush=True)
     try:
+        print(*pids, flush=True)  # who reads this may interrupt at once
         time.sleep(120)
     except KeyboardInterrupt:
         alive = sum(is_running(pid) for pid in pids)

@@ -70,8 +70,9 @@ def make_attempt(study: StudyFolder, number: int, actions: list, plan: p.Plan) -
     return folder
 
 
-def is_running(pid: int) -> bool:
+def is_running(pid: int | None) -> bool:
     """Whether the process exists and is no zombie."""
+    assert pid is not None, "the process left no number"  # psutil would take this very process
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -129,17 +129,22 @@ def test_a_program_is_timed_by_its_reports_and_then_ended(commands):
 
 
 def test_the_slowest_rank_counts(commands):
-    source = """
+    source = f"""
         if "RANK" not in os.environ:
             import subprocess
             ranks = [
                 subprocess.Popen([sys.executable, *sys.argv],
-                                 env=os.environ | {"RANK": str(r), "WORLD_SIZE": "2"})
+                                 env=os.environ | {{"RANK": str(r), "WORLD_SIZE": "2"}})
                 for r in range(2)
             ]
             sys.exit(max(rank.wait() for rank in ranks))
-        seconds = 0.5 if os.environ["RANK"] == "1" else 0.25
-        report(*[seconds] * 12)
+        if os.environ["RANK"] == "1":
+            report(*[0.5] * 12)
+            open("{commands.path}/slow", "w").close()
+        else:
+            while not os.path.exists("{commands.path}/slow"):  # real ranks run in step
+                time.sleep(0.02)
+            report(*[0.25] * 12)
         time.sleep(600)
     """
     outcome, folder = commands.run(source, processes=2)
@@ -319,12 +324,27 @@ def test_another_number_of_processes_is_not_what_was_asked_for(commands):
     assert "runs 4 processes, and topology.processes is 1" in failure.reason
 
 
+@pytest.mark.parametrize("steps", [3, 12])
+def test_every_rank_must_report(commands, steps):
+    """Rank 0 alone would hide the slowest rank's time and the fullest one's memory."""
+    source = f"""
+        os.environ |= {{'RANK': '0', 'WORLD_SIZE': '2'}}
+        report(*[0.25] * {steps})
+        time.sleep({0 if steps == 3 else 600})
+    """
+    failure = commands.failure(source, processes=2)
+    assert failure.kind == "crash"
+    assert "rank 1 never called autotune.report_step()" in failure.reason
+
+
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node={processes}")
 
 
 def test_torchrun_starts_the_ranks_and_is_ended_with_them(commands):
     source = f"""
         open("{commands.path}/pid" + os.environ["RANK"], "w").write(str(os.getpid()))
+        while not all(os.path.exists("{commands.path}/pid" + rank) for rank in "01"):
+            time.sleep(0.02)
         report(*[0.25] * 12)
         time.sleep(600)
     """

@@ -55,6 +55,13 @@ def test_unverified_keys_and_bound_layers_are_shown(study: StudyBuilder) -> None
     assert baseline["implementations"] == {"attention": "sdpa"}
 
 
+def test_what_changes_rounding_is_marked(study: StudyBuilder) -> None:
+    study.trial(measured(0.8, notes={"rounding": ["zero3.offload_optimizer"]}))
+    assert "zero3.offload_optimizer changes rounding" in shown(study)
+    report = build(read_study(study.folder))
+    assert report["baseline"]["rounding"] == ["zero3.offload_optimizer"]
+
+
 def test_a_time_without_a_spread_claims_none(study: StudyBuilder) -> None:
     study.trial(measured(0.8, low=0.8, high=0.8))
     line = next(line for line in shown(study).splitlines() if line.startswith("baseline"))

@@ -92,6 +92,7 @@ def record_of(plan: Plan, rank: int, act: Act) -> RankRecord:
                     level="live",
                 )
                 for name in plan.verify
+                if plan.config[name] is not None  # as the worker: nothing was set
             },
             implementations={"attention": "sdpa"},
         )

@@ -259,6 +259,15 @@ def test_value_not_in_effect_on_one_rank(plan: Plan, folder: AttemptFolder) -> N
     assert outcome.failure.rank == 1
 
 
+def test_what_is_not_set_need_not_be_read_back(plan: Plan, folder: AttemptFolder) -> None:
+    """The baseline is cut by rows where the space tunes max_tokens, and the other way round."""
+    config = {**plan.config, "workload.max_tokens": None}
+    verify = (*plan.verify, "workload.max_tokens")
+    unset = dataclasses.replace(plan, config=config, verify=verify)
+    write(folder, unset, Act(), Act())
+    assert judge(unset, folder, status()).state == "complete"
+
+
 def test_gradient_norm_is_compared_with_the_baselines(plan: Plan, folder: AttemptFolder) -> None:
     gate = dataclasses.replace(plan.numerics, reference=CHECKS)
     compared = dataclasses.replace(plan, numerics=gate)

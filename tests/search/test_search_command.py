@@ -136,7 +136,7 @@ def test_a_version_known_to_be_bad_is_refused(
     assert not (tmp_path / "runs").exists()
 
 
-SMALL = ["--set", "workload.data.max_length=48", "--set", "workload.global_batch=8"]
+SMALL = ["--set", "workload.data.max_length=48", "--set", "workload.global_batch=4"]
 MODEL = {
     "model_type": "qwen3", "vocab_size": 2048, "hidden_size": 64, "intermediate_size": 128,
     "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32,
@@ -157,7 +157,7 @@ def command(tmp_path: Path, space: str, *arguments: str) -> list[str]:
 @pytest.mark.parametrize("space", ["fsdp2.yaml", "zero3.yaml", "both.yaml"])
 def test_a_whole_search_on_real_ranks(tmp_path: Path, space: str) -> None:
     done = subprocess.run(
-        command(tmp_path, space, "--trials", "4", "--json"),
+        command(tmp_path, space, "--trials", "3", "--json"),
         capture_output=True,
         text=True,
         check=False,
@@ -165,7 +165,7 @@ def test_a_whole_search_on_real_ranks(tmp_path: Path, space: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    assert document["counts"] == {"measured": 4}
+    assert document["counts"] == {"measured": 3}
     assert document["best"]["verdict"] in ("faster", "tie", "keep_baseline")
     contents = read_study(StudyFolder.of(tmp_path / "runs", space.removesuffix(".yaml")))
     checks = [t.measurement.checks[0] for t in contents.trials if t.measurement is not None]
@@ -179,13 +179,17 @@ def test_a_whole_search_on_real_ranks(tmp_path: Path, space: str) -> None:
 
 @pytest.mark.slow
 def test_killed_and_interrupted_searches_go_on(tmp_path: Path) -> None:
-    """BUG-072 with one trial: kill -9, then SIGTERM, then to the end; each trial counted once."""
+    """BUG-072 with one trial: kill -9, SIGTERM, Ctrl-C while it confirms; each counted once."""
     runs = tmp_path / "runs"
-    words = command(tmp_path, "fsdp2.yaml", "--trials", "3")
+    words = command(tmp_path, "fsdp2.yaml", "--trials", "2")
     folder = StudyFolder.of(runs, "fsdp2")
-    for trial, attempt, number in ((1, 0, signal.SIGKILL), (1, 1, signal.SIGTERM)):
+    for attempt, number in (
+        (folder.attempt("trial", 1, 0), signal.SIGKILL),
+        (folder.attempt("trial", 1, 1), signal.SIGTERM),
+        (folder.attempt("remeasurement", 0, 0), signal.SIGINT),
+    ):
         coordinator = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-        beat = folder.attempt("trial", trial, attempt).heartbeat_file(0)
+        beat = attempt.heartbeat_file(0)
         deadline = time.monotonic() + 240
         while not beat.exists():
             assert coordinator.poll() is None
@@ -193,14 +197,12 @@ def test_killed_and_interrupted_searches_go_on(tmp_path: Path) -> None:
             time.sleep(0.02)
         coordinator.send_signal(number)
         coordinator.communicate(timeout=60)
-        assert coordinator.returncode == (130 if number == signal.SIGTERM else -signal.SIGKILL)
+        killed = number == signal.SIGKILL
+        assert coordinator.returncode == (-signal.SIGKILL if killed else 130)
         assert not processes_of(runs)
-    done = subprocess.run([*words, "--json"], capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
-    assert [t["state"] for t in document["trials"]] == ["complete"] * 3
-    attempts = [trial.attempts for trial in read_study(folder).trials]
-    assert [len(each) for each in attempts] == [1, 3, 1]
+    trials = read_study(folder).trials
+    assert [trial.state for trial in trials] == ["complete"] * 2
+    assert [len(trial.attempts) for trial in trials] == [1, 3]
 
 
 def processes_of(runs: Path) -> list[int]:

@@ -174,3 +174,77 @@ def _prepare(bench: Bench) -> Prepared:
     staging = bench.file.parent / "staging"
     staging.mkdir()
     return prepare(SearchRequest(space=str(bench.file), runs=bench.runs), staging=staging)
+
+
+STAGED = SPACE.replace("[zero3, fsdp2, ddp]", "[deepspeed, fsdp2]").replace(
+    "  zero3.overlap_comm", "  zero_stage: {choices: [1, 2, 3]}\n  zero3.overlap_comm"
+)
+
+
+@pytest.mark.parametrize("room", [1, 2, 3])
+def test_zero_stages_that_cannot_fit_are_left_out(room: int) -> None:
+    """Stage 2 keeps all weights on every process, stage 1 all gradients too."""
+    space = space_on(text=STAGED, device="cuda")
+    workload = make_workload(space, data_folder=None)
+    one, two, three = (fitting.stage_memory_bytes(stage, workload, 2) for stage in (1, 2, 3))
+    assert one > two > three
+    assert three == fitting.least_memory_bytes(workload) / 2
+    least = {1: one, 2: two, 3: three}[room]
+    devices = [Device(name="H200", memory_bytes=int(memory) + 1) for memory in (2 * one, least)]
+    kept = fitting.fitting(space, workload, space.topology, Devices(found=tuple(devices)))
+    (stages,) = [param.domain for param in kept.params if param.name == "zero_stage"]
+    assert set(stages.values) == set(range(room, 4))
+    gone = {drop.value: drop.reason for drop in kept.dropped if drop.param == "zero_stage"}
+    assert set(gone) == set(range(1, room))
+    assert all("each process holds all weights" in reason for reason in gone.values())
+
+
+def test_a_baseline_at_a_stage_that_cannot_fit_ends_the_search() -> None:
+    text = STAGED.replace("backend: fsdp2, micro", "backend: deepspeed, zero_stage: 1, micro")
+    space = space_on(text=text, device="cuda")
+    workload = make_workload(space, data_folder=None)
+    room = int(fitting.stage_memory_bytes(2, workload, 2))
+    devices = Devices(found=(Device(name="H200", memory_bytes=room),) * 2)
+    with pytest.raises(NothingFeasibleError, match="zero_stage 1 cannot be the baseline here"):
+        fitting.fitting(space, workload, space.topology, devices)
+
+
+def test_offload_may_make_a_stage_fit() -> None:
+    allowed = "search: {allow: [offload_optimizer]}\n"
+    text = STAGED.replace("backend: fsdp2", "backend: deepspeed, offload_optimizer: cpu")
+    text += "  offload_optimizer: {choices: [none, cpu]}\n" + allowed
+    space = space_on(text=text, device="cuda")
+    workload = make_workload(space, data_folder=None)
+    weights = int(fitting.stage_memory_bytes(1, workload, 2, offloaded=True))
+    assert weights == workload.model.num_parameters * 4
+    devices = Devices(found=(Device(name="H200", memory_bytes=weights + 1),) * 2)
+    kept = fitting.fitting(space, workload, space.topology, devices)
+    (stages,) = [param.domain for param in kept.params if param.name == "zero_stage"]
+    assert set(stages.values) == {1, 2, 3}
+
+
+def test_offload_of_one_engine_keeps_no_other() -> None:
+    """Where nothing but offload fits, an engine that cannot offload has nothing to try."""
+    allowed = "search: {allow: [offload_optimizer]}\n"
+    text = SPACE.replace("[zero3, fsdp2, ddp]", "[zero3, fsdp2]").replace(
+        "backend: fsdp2, micro", "backend: zero3, zero3.offload_optimizer: cpu, micro"
+    )
+    space = space_on(text=text.partition("  ddp.")[0] + allowed, device="cuda")
+    workload = make_workload(space, data_folder=None)
+    room = int(fitting.least_memory_bytes(workload) / 2) - 1
+    devices = Devices(found=(Device(name="H200", memory_bytes=room),) * 2)
+    kept = fitting.fitting(space, workload, space.topology, devices)
+    assert kept.backends == ("zero3",)
+    (gone,) = kept.dropped
+    assert "over all processes" in gone.reason
+    assert gone.reason.endswith("and nothing is offloaded")
+
+
+def test_without_any_stage_that_fits_the_engine_is_left_out() -> None:
+    text = STAGED.replace("choices: [1, 2, 3]", "choices: [1, 2]")
+    space = space_on(text=text, device="cuda")
+    workload = make_workload(space, data_folder=None)
+    room = int(fitting.stage_memory_bytes(3, workload, 2)) + 1
+    devices = Devices(found=(Device(name="H200", memory_bytes=room),) * 2)
+    kept = fitting.fitting(space, workload, space.topology, devices)
+    assert kept.backends == ("fsdp2",)

@@ -66,9 +66,9 @@ def test_dead_knobs_are_no_part_of_the_key(load: Load) -> None:
     line = "overlap_comm: {choices: [true, false]}"
     cpu, gpu = load(line).on(CPU), load(line).on(GPU)
     on, off = {"overlap_comm": True}, {"overlap_comm": False}
-    assert cpu.resolve(on).dead == ("zero3.overlap_comm",)
+    assert "zero3.overlap_comm" in cpu.resolve(on).dead
     assert cpu.resolve(on).key == cpu.resolve(off).key
-    assert gpu.resolve(on).dead == ()
+    assert "zero3.overlap_comm" not in gpu.resolve(on).dead
     assert gpu.resolve(on).key != gpu.resolve(off).key
 
 

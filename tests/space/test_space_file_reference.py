@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from autotune.contract.plan import Topology
-from autotune.knobs import fsdp2, workload, zero3
+from autotune.knobs import deepspeed, fsdp2, workload
 from autotune.space.loader import parse_space
 from autotune.space.model import IntRange
 from autotune.space.sections import KEYS
@@ -35,6 +35,6 @@ def test_the_reference_names_every_key_and_every_live_knob() -> None:
     for keys in KEYS.values():
         for key in keys:
             assert re.search(rf"\b{key}\b", text), key
-    for table in (zero3.KNOBS, fsdp2.KNOBS, workload.KNOBS):
+    for table in (deepspeed.KNOBS, fsdp2.KNOBS, workload.KNOBS):
         for knob in table:
             assert knob.always_dead or f"`{knob.name}`" in text, knob.name

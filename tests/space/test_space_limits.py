@@ -41,3 +41,10 @@ def test_values_that_nothing_could_run_with(load: Load, key: str, words: str) ->
 def test_a_trial_of_more_than_a_month(load: Load) -> None:
     with pytest.raises(SpaceError, match="max_trial_time must be at most 30d"):
         load(rest="search: {max_trial_time: 1e300d}\n")
+
+
+def test_unverified_passes_no_auto(load: Load) -> None:
+    """BUG-059: nothing would resolve it, and the export could not say what ran."""
+    with pytest.raises(SpaceError, match="some_key: auto has no rule") as caught:
+        load(rest="unverified: {deepspeed: {a: {some_key: auto}}}\n")
+    assert str(caught.value).startswith("space.yaml:6:")

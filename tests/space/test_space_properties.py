@@ -17,12 +17,13 @@ from autotune.space.model import Choices, Domain, FloatRange
 from autotune.space.search_space import SearchSpace
 
 CPU = Topology(processes=2, device="cpu", devices_per_node=2)
-SHIPPED = {name: load_space(f"{name}.yaml") for name in ("zero3", "fsdp2")}
+SHIPPED = {name: load_space(f"{name}.yaml") for name in ("zero3", "zero", "fsdp2")}
 FRAGMENTS = (
     "version", "backend", "workload", "params", "fixed", "baseline", "search", "constraints",
     "unverified", "topology", "model", "global_batch", "data", "micro_batch", "max_tokens",
     "overlap_comm", "reduce_bucket_size", "choices", "low", "high", "log", "step", "also", "when",
     "type", "int", "zero3", "fsdp2", "[zero3, fsdp2]", "qwen3-tiny", "true", "no", "null", "1",
+    "deepspeed", "zero_stage",
     "16", "5e8", "010", "1:30", "-3", "1e400", "'8'", "[1, 2]", "{}", "[]", "{choices: [1, 2]}",
     "{low: 1, high: 8}", "&a", "*a", "<<", "x-a", "!!python/name:os", "5m", "5%", "packed",
 )  # fmt: skip
@@ -110,7 +111,7 @@ BOTH = parse_space(
 )
 
 
-@pytest.mark.parametrize("space", [*SHIPPED.values(), BOTH], ids=["zero3", "fsdp2", "both"])
+@pytest.mark.parametrize("space", [*SHIPPED.values(), BOTH], ids=[*SHIPPED, "both"])
 @settings(deadline=None, max_examples=30)
 @given(seed=st.integers(0, 2**32))
 def test_what_is_resolved_comes_back(space: SearchSpace, seed: int) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
+import sys
 from pathlib import Path
 
 import optuna
@@ -11,6 +12,7 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine
+from sqlalchemy.engine import make_url
 from study_factory import StudyBuilder, make_study, measured
 
 from autotune.errors import EnvironmentFault, InputError, SchemaTooNewError
@@ -229,3 +231,20 @@ def test_reading_a_missing_database_creates_none(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no database"):
         Store.existing(default_url(tmp_path))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "module", "words"),
+    [
+        ("postgresql+psycopg2://a@127.0.0.1/b", "psycopg2", "pip install psycopg2-binary"),
+        ("postgresql+psycopg://a@127.0.0.1/b", "psycopg", "pip install 'psycopg[binary]'"),
+    ],
+)
+def test_the_hint_names_the_driver_that_is_missing(
+    url: str, module: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(EnvironmentFault) as caught:
+        make_engine(make_url(url))
+    assert caught.value.hint is not None
+    assert words in caught.value.hint

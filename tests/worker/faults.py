@@ -10,10 +10,10 @@ from typing import Any
 
 def _wrap_build(change: Any) -> None:
     """Run ``change(engine)`` after the backend has built its engine."""
-    from autotune.backends.deepspeed import Zero3Backend
+    from autotune.backends.deepspeed import DeepSpeedBackend
     from autotune.backends.fsdp2 import Fsdp2Backend
 
-    for backend in (Zero3Backend, Fsdp2Backend):
+    for backend in (DeepSpeedBackend, Fsdp2Backend):
         original = backend.build
 
         def build(self: Any, plan: Any, rank: Any, original: Any = original) -> Any:
@@ -40,7 +40,8 @@ def weight_is_nan(rank: int) -> None:
     def change(engine: Any) -> None:
         if rank == 1:
             parameter = next(iter(engine.module.parameters()))
-            local = parameter.ds_tensor if hasattr(parameter, "ds_tensor") else parameter.to_local()
+            local = getattr(parameter, "ds_tensor", parameter)
+            local = local.to_local() if hasattr(local, "to_local") else local
             local.detach().view(-1)[0] = float("nan")
 
     _wrap_build(change)
@@ -84,6 +85,20 @@ def other_bucket(rank: int) -> None:
         return rendered
 
     Zero3Backend.render = render
+
+
+def another_stage(rank: int) -> None:
+    """The engine is built at stage 1, whatever the plan says."""
+    from autotune.backends.deepspeed import DeepSpeedBackend
+
+    original = DeepSpeedBackend.render
+
+    def render(self: Any, plan: Any) -> Any:
+        rendered = original(self, plan)
+        rendered["zero_optimization"]["stage"] = 1
+        return rendered
+
+    DeepSpeedBackend.render = render
 
 
 def checkpointing_lost(rank: int) -> None:
@@ -143,3 +158,20 @@ def boundaries_lost(rank: int) -> None:
     from transformers import masking_utils
 
     masking_utils.find_packed_sequence_indices = lambda position_ids: None
+
+
+def boundaries_lost_on_rank_1(rank: int) -> None:
+    """One rank alone sees the leak."""
+    if rank == 1:
+        boundaries_lost(rank)
+
+
+def our_own_error(rank: int) -> None:
+    """What our own code around the engine raises is of a type that the engine refuses with."""
+    from autotune.backends import deepspeed_engine
+
+    def fail(*_: Any) -> Any:
+        raise ValueError("the weights are gone")
+
+    deepspeed_engine.fill = fail
+    deepspeed_engine._set_leaves = fail

@@ -78,6 +78,13 @@ def test_a_mask_without_boundaries_is_a_numerics_failure(
     assert "sdpa_attention_forward" in first.error.message
 
 
+def test_a_leak_on_one_rank_ends_them_all(tmp_path: Path) -> None:
+    """Naming the layer is a forward of its own, which the other ranks must run too."""
+    plan = make_plan("fsdp2", changes=PACKED)
+    records = run_trial(plan, tmp_path, fault="faults:boundaries_lost_on_rank_1")
+    assert [record.error.kind for record in records] == ["numerics"] * 2
+
+
 def test_a_hybrid_forced_to_pack_is_found_leaking(tmp_path: Path) -> None:
     """Its space drops the choice; if it came through all the same, it would not be timed."""
     plan = make_plan("fsdp2", model_name="qwen3_5-tiny", changes=PACKED)

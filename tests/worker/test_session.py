@@ -85,13 +85,16 @@ def test_the_baselines_numbers_are_no_fault(
     measured(run_trial(plan, tmp_path), tmp_path)
 
 
-@pytest.mark.parametrize("backend", ["zero3", "fsdp2"])
+@pytest.mark.parametrize("backend", ["zero3", "fsdp2", "zero1", "zero2"])
 @pytest.mark.parametrize(("fault", "ranks"), [("weight_is_nan", 2), ("gradient_is_nan", 1)])
 def test_not_a_number_is_a_numerics_failure(
     backend: str, fault: str, ranks: int, tmp_path: Path
 ) -> None:
     """ZeRO-3 skips such an update and keeps the norm of the step before: not a valid number."""
-    for record in _failed(make_plan(backend, processes=ranks), tmp_path, fault):
+    changes: dict[str, int] = {}
+    if backend in ("zero1", "zero2"):
+        backend, changes = "deepspeed", {"deepspeed.zero_stage": int(backend[-1])}
+    for record in _failed(make_plan(backend, processes=ranks, changes=changes), tmp_path, fault):
         assert record.error.kind == "numerics"
         assert "not finite" in record.error.message
 
@@ -103,6 +106,14 @@ def test_numbers_that_go_wrong_after_the_check_are_caught(tmp_path: Path) -> Non
         assert record.error.kind == "numerics"
         assert record.error.phase == "measure"
         assert "iteration 7" in record.error.message
+
+
+def test_another_stage_than_asked_for_is_not_in_effect(tmp_path: Path) -> None:
+    """The stage is read from what the engine made, not from what it was told."""
+    plan = make_plan("deepspeed", changes={"deepspeed.zero_stage": 2}, processes=1)
+    for record in _failed(plan, tmp_path, "another_stage"):
+        assert record.error.kind == "not_in_effect"
+        assert "deepspeed.zero_stage was set to 2, but the engine has 1" in record.error.message
 
 
 def test_a_value_that_is_not_in_effect_is_named(tmp_path: Path) -> None:
@@ -150,6 +161,12 @@ def test_the_engines_refusal_is_incompatible(tmp_path: Path) -> None:
     records = run_trial(plan, tmp_path)
     assert [record.error.kind for record in records] == ["incompatible"]
     assert "reduce_bucket_size" in records[0].error.message
+
+
+def test_an_error_of_ours_is_no_refusal_of_the_engines(tmp_path: Path) -> None:
+    """A refusal would be kept as the configuration's own property."""
+    (record,) = _failed(make_plan("zero3", processes=1), tmp_path, "our_own_error")
+    assert (record.error.kind, record.error.message) == ("crash", "the weights are gone")
 
 
 def test_clearly_slower_than_the_best_stops_early(tmp_path: Path) -> None:

@@ -1,37 +1,43 @@
-"""ZeRO-3 in a rank: build shard by shard, step, and say what the engine really holds.
+"""ZeRO in a rank: build, step, and say what the engine really holds.
 
-Read from DeepSpeed 0.19.8 (``runtime/engine.py``, ``runtime/zero/stage3.py``,
-``parameter_offload.py``, ``partition_parameters.py``).
+At stage 3 the model is built shard by shard; at stages 1 and 2 every rank holds all weights.
+Read from DeepSpeed 0.19.8 (``runtime/engine.py``, ``runtime/bf16_optimizer.py``, and of
+``runtime/zero`` ``stage_1_and_2.py``, ``stage3.py``, ``parameter_offload.py``,
+``partition_parameters.py``).
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import operator
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
 
+from autotune.backends import deepspeed as rendering
 from autotune.backends.base import IncompatibleConfigError, RankContext
-from autotune.backends.deepspeed import Zero3Backend
+from autotune.backends.filling import fill, fill_buffers
 from autotune.backends.numberformats import TORCH_DTYPES
 from autotune.contract.outcome import ReadBackLevel
 from autotune.contract.plan import Plan
+from autotune.knobs.deepspeed import stages_of
 from autotune.models import checkpointing
 from autotune.models.family import family_of
-from autotune.models.weights import WeightSource, rebuild_buffers
+from autotune.models.weights import WeightSource
 
 
-class Zero3Engine:
-    """A DeepSpeed engine at stage 3."""
+class DeepSpeedEngine:
+    """A DeepSpeed engine at stage 1, 2 or 3."""
 
     def __init__(self, engine: Any, init: Any, plan: Plan, leaves: tuple[str, ...]) -> None:
         self._engine = engine
         self._init = init
+        """The ``zero.Init`` that gathers parameters; ``None`` below stage 3."""
         self._plan = plan
         self._leaves = leaves
 
@@ -54,37 +60,61 @@ class Zero3Engine:
 
     def step(self) -> torch.Tensor | float:
         self._engine.step()
-        # A skipped update leaves the norm of the step before in place (stage3.py, step).
+        # A skipped update leaves the norm of the step before in place (stage3.py, step), or an
+        # infinite one (stage_1_and_2.py, bf16_optimizer.py).
         if self._engine.optimizer.overflow:
             return math.nan
         norm: torch.Tensor | float = self._engine.get_global_grad_norm()
         return norm
 
     def read_back(self) -> Mapping[str, tuple[Any, ReadBackLevel]]:
-        found: dict[str, tuple[Any, ReadBackLevel]] = {}
+        stage, owner = _stage_of(self._engine.optimizer), self._plan.backend
+        found: dict[str, tuple[Any, ReadBackLevel]] = {"zero_stage": (stage, "live")}
         parts = _Parts(self._engine, self._init)
-        for key, path in _LIVE.items():
+        for key, path in (_LIVE_AT_3 if stage == 3 else _LIVE_BELOW_3).items():
             try:
-                found[f"zero3.{key}"] = (operator.attrgetter(path)(parts), "live")
+                found[key] = (operator.attrgetter(path)(parts), "live")
             except AttributeError:
-                continue  # a version that keeps it elsewhere: its parsed config follows
+                continue  # an optimizer that keeps it elsewhere: its parsed config follows
+        for key in rendering.OFFLOADS:
+            if key not in found:
+                continue
+            if found[key][0]:
+                found[key] = ("cpu", "live")
+            else:
+                found[key] = ("none", "live")
+                found.pop(f"{key}_pin_memory", None)  # there is nothing to pin
         parsed = self._engine._config.zero_config
         for full_name in self._plan.config:
-            owner, _, key = full_name.partition(".")
+            of, _, key = full_name.partition(".")
             field = key.removeprefix("stage3_")
-            if owner == "zero3" and full_name not in found and hasattr(parsed, field):
-                found[full_name] = (getattr(parsed, field), "parsed")
-        linear = torch.nn.functional.linear.__module__.startswith("deepspeed.")
-        found["zero3.memory_efficient_linear"] = (linear, "effect")
-        return found
+            wanted = of == owner and key not in (*found, *rendering.OFFLOADS)
+            # BF16_Optimizer has no buckets, whatever the configuration says of them.
+            read = stage in stages_of(key) and (stage == 3 or "reduce_bucket_size" in found)
+            if wanted and read and hasattr(parsed, field):
+                found[key] = (getattr(parsed, field), "parsed")
+        if stage == 3:
+            linear = torch.nn.functional.linear.__module__.startswith("deepspeed.")
+            found["memory_efficient_linear"] = (linear, "effect")
+        return {f"{owner}.{key}": value for key, value in found.items()}
 
     def notes(self) -> Mapping[str, Any]:
-        notes: dict[str, Any] = {
-            "overlap_comm": "stage 3 keeps no live copy: read from the parsed configuration"
-        }
+        optimizer = self._engine.optimizer
+        notes: dict[str, Any] = {"zero_optimizer": type(optimizer).__name__}
+        stage = _stage_of(optimizer)
+        if stage == 3:
+            notes["overlap_comm"] = "stage 3 keeps no live copy: read from the parsed configuration"
+        rounding = [
+            f"{self._plan.backend}.{key}"
+            for key in rendering.OFFLOADS
+            if stage in stages_of(key)
+            and self._plan.config.get(f"{self._plan.backend}.{key}", "none") != "none"
+        ]
+        if rounding:
+            notes["rounding"] = rounding
         if self._leaves:
             notes["z3_leaf_modules"] = list(self._leaves)
-        unverified = Zero3Backend.unverified(self._plan)
+        unverified = rendering.DeepSpeedBackend.unverified(self._plan)
         if unverified:
             notes["unverified"] = unverified
         return notes
@@ -93,13 +123,31 @@ class Zero3Engine:
         self._engine.destroy()
 
 
+def _stage_of(optimizer: Any) -> int:
+    """The stage by what the engine made: ``BF16_Optimizer`` is stage 1 in bf16."""
+    if hasattr(optimizer, "parameter_offload"):
+        return 3
+    return 2 if getattr(optimizer, "partition_gradients", False) else 1
+
+
 _OFFLOAD: Final = "engine.optimizer.parameter_offload."
 _COORDINATOR: Final = f"{_OFFLOAD}param_coordinator._PartitionedParameterCoordinator__"
 """The parameter coordinator keeps its limits under private, mangled names."""
-_LIVE: Final = {
+_BUCKETS: Final = {
     "reduce_bucket_size": "engine.optimizer.reduce_bucket_size",
     "reduce_scatter": "engine.optimizer.reduce_scatter",
     "contiguous_gradients": "engine.optimizer.contiguous_gradients",
+}
+_LIVE_BELOW_3: Final = {
+    **_BUCKETS,
+    "overlap_comm": "engine.optimizer.overlap_comm",
+    "use_multi_rank_bucket_allreduce": "engine.optimizer.use_multi_rank_bucket_allreduce",
+    "round_robin_gradients": "engine.optimizer.round_robin_gradients",
+    "offload_optimizer": "engine.optimizer.cpu_offload",
+    "offload_optimizer_pin_memory": "engine.optimizer.cpu_offload_pin_memory",
+}
+_LIVE_AT_3: Final = {
+    **_BUCKETS,
     "sub_group_size": "engine.optimizer.sub_group_size",
     "stage3_param_persistence_threshold": f"{_OFFLOAD}param_numel_persistence_threshold",
     "stage3_model_persistence_threshold": f"{_OFFLOAD}model_persistence_threshold",
@@ -108,19 +156,23 @@ _LIVE: Final = {
     "stage3_max_reuse_distance": f"{_COORDINATOR}max_reuse_dist_in_numel",
     "allgather_sequential": "init.allgather_sequential",
     "stage3_use_all_reduce_for_fetch_params": "init.use_all_reduce_for_fetch_params",
+    "offload_optimizer": "engine.optimizer.offload_optimizer",
+    "offload_optimizer_pin_memory": "engine.optimizer.offload_optimizer_pin_memory",
+    "offload_param": "engine.optimizer.offload_param",
+    "offload_param_pin_memory": "engine.optimizer.offload_param_pin_memory",
 }
-"""Knob to the attribute that the running parts use."""
+"""Knob to the attribute that the running parts use. ``BF16_Optimizer`` has none of the buckets."""
 
 
 class _Parts(NamedTuple):
-    """What the paths in :data:`_LIVE` start from."""
+    """What the paths of the live values start from."""
 
     engine: Any
     init: Any
-    """The ``zero.Init`` that gathers parameters for the engine's whole life."""
+    """The ``zero.Init`` that gathers parameters for the engine's whole life, at stage 3."""
 
 
-def build(config: dict[str, Any], plan: Plan, rank: RankContext) -> Zero3Engine:
+def build(config: dict[str, Any], plan: Plan, rank: RankContext) -> DeepSpeedEngine:
     """Build the engine from exactly ``config``.
 
     Raises:
@@ -136,14 +188,16 @@ def build(config: dict[str, Any], plan: Plan, rank: RankContext) -> Zero3Engine:
         checkpointing.enable_full(module)
     # Without it zero.Init parses the configuration as if there were one process.
     deepspeed.init_distributed()
-    try:
+    init: Any = None
+    leaves: tuple[str, ...] = ()
+    if config["zero_optimization"]["stage"] == 3:
         init = _partition(module, config, plan, rank)
         leaves = _set_leaves(module, plan)
+    else:
+        fill(module, WeightSource.of(plan.training.model, module), rank.device)
+    with _refusals():
         engine, *_ = deepspeed.initialize(model=module, config=config)
-    except (ValueError, AssertionError, NotImplementedError) as error:
-        # pydantic's ValidationError is a ValueError. Anything else is a crash, not a refusal.
-        raise IncompatibleConfigError(_first_lines(error)) from error
-    return Zero3Engine(engine, init, plan, leaves)
+    return DeepSpeedEngine(engine, init, plan, leaves)
 
 
 def _set_leaves(module: nn.Module, plan: Plan) -> tuple[str, ...]:
@@ -185,7 +239,7 @@ def _partition(module: nn.Module, config: dict[str, Any], plan: Plan, rank: Rank
 
     dtype = TORCH_DTYPES[plan.training.precision.compute]
     source = WeightSource.of(plan.training.model, module)
-    _fill_buffers(module, rank)
+    fill_buffers(module, rank.device)
     owners: dict[int, list[tuple[nn.Module, str]]] = {}
     for owner in module.modules():
         for leaf, parameter in owner._parameters.items():
@@ -203,23 +257,22 @@ def _partition(module: nn.Module, config: dict[str, Any], plan: Plan, rank: Rank
         if first is None:
             holder = nn.Module()
             holder.register_parameter("weight", parameter)
-            init = deepspeed.zero.Init(
-                module=holder,
-                config_dict_or_path=config,
-                dtype=dtype,
-            )
+            with _refusals():
+                init = deepspeed.zero.Init(module=holder, config_dict_or_path=config, dtype=dtype)
             first = parameter
         else:
             first.convert_to_zero_parameters(param_list=[parameter])
     return init
 
 
-def _fill_buffers(module: nn.Module, rank: RankContext) -> None:
-    for owner in module.modules():
-        for leaf, buffer in owner._buffers.items():
-            if buffer is not None:
-                owner._buffers[leaf] = torch.empty_like(buffer, device=rank.device)
-    rebuild_buffers(module)
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """What DeepSpeed raises for a configuration is a refusal; anything else is a crash."""
+    try:
+        yield
+    except (ValueError, AssertionError, NotImplementedError) as error:
+        # pydantic's ValidationError is a ValueError.
+        raise IncompatibleConfigError(_first_lines(error)) from error
 
 
 def _first_lines(error: BaseException) -> str:
