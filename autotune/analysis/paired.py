@@ -13,10 +13,12 @@ import statistics
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from autotune.analysis import students_t
+from autotune.analysis import slow, students_t
 from autotune.contract.outcome import Measurement
 
 CONFIDENCE: Final = 0.95
+OWN_SURCHARGE: Final = 0.95
+"""Confidence from which slow iterations are taken to belong to one of two sides."""
 _ROUNDING: Final = 1e-9
 """Smallest half width (of a log ratio): differences below it are rounding, not speed."""
 
@@ -45,7 +47,9 @@ class Launch:
     mean_s: float
     """Window time ÷ iterations: the objective."""
     typical_s: float
-    """Mean of the batches' median times: what the launch takes without its spikes."""
+    """Mean without the slow iterations (``analysis.slow``)."""
+    iterations: int = 0
+    num_slow: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,10 +63,40 @@ class Turn:
     launch: Launch
 
 
-def launch_of(measurement: Measurement) -> Launch:
-    """Return the two summaries of a measurement."""
-    medians = measurement.batch_median_s
-    return Launch(mean_s=measurement.s_per_it, typical_s=math.fsum(medians) / len(medians))
+def launches_of(measured: Sequence[tuple[int, Measurement]]) -> tuple[Launch, ...]:
+    """Return the summaries of launches, in their order.
+
+    Args:
+        measured: Number of the configuration and measurement of each launch. Those of one
+            configuration are taken apart together.
+    """
+    found: dict[int, Launch] = {}
+    for number in dict(measured):
+        # Launches of one configuration have equal cycles; records of earlier versions no times.
+        mine = [i for i, (other, one) in enumerate(measured) if other == number]
+        timed = [i for i in mine if measured[i][1].iteration_s]
+        if timed:
+            cycle = len(measured[timed[0]][1].batch_median_s)
+            parted = slow.part([measured[i][1].iteration_s for i in timed], cycle)
+            found |= {i: _launch(measured[i][1], one) for i, one in zip(timed, parted, strict=True)}
+        found |= {i: _old_launch(measured[i][1]) for i in mine if i not in found}
+    return tuple(found[i] for i in range(len(measured)))
+
+
+def _launch(measurement: Measurement, parted: slow.Parted) -> Launch:
+    # The objective is the window's own clock; the iterations only say how it divides.
+    clock = measurement.s_per_it / statistics.fmean(measurement.iteration_s)
+    return Launch(
+        mean_s=measurement.s_per_it,
+        typical_s=parted.typical_s * clock,
+        iterations=measurement.iterations,
+        num_slow=parted.num_slow,
+    )
+
+
+def _old_launch(measurement: Measurement) -> Launch:
+    typical = statistics.fmean(measurement.batch_median_s)
+    return Launch(mean_s=measurement.s_per_it, typical_s=typical)
 
 
 def compare(baseline: Sequence[float], candidate: Sequence[float]) -> Comparison:
@@ -111,12 +145,16 @@ def compare_launches(baseline: Sequence[Launch], candidate: Sequence[Launch]) ->
 def compare_turns(
     turns: Sequence[Turn], reference: int, candidate: int, *, confidence: float = CONFIDENCE
 ) -> Comparison:
-    """Compare two sides of launches in turns, without the noise of spikes that both have alike.
+    """Compare two sides of launches in turns, without the noise of slow iterations.
 
-    A few iterations at 1.5 times the usual make most of a launch's noise, although they say
-    nothing about the configuration: then typical times are compared. But where the share that
-    spikes add differs between the two (99 % interval), or mean and typical times point to
-    different sides, the spikes may belong to one of them, and the mean times are compared.
+    What is asked is the ratio of the mean times. It is the ratio of the typical times, times the
+    ratio of what slow iterations add. A few iterations at 1.5 times the usual make most of a
+    launch's noise; coming from the machine, they meet sides that take turns alike, so the second
+    ratio is 1 and leaving it out favours nobody. It is left out only while nothing speaks
+    against that: where the share that slow iterations add differs between the two (95 %
+    interval), or mean and typical times point to different sides, they may belong to one of
+    them, and the mean times are compared with all their noise. Where there are slow iterations,
+    that makes two questions of one, so each interval is widened for two (Bonferroni).
 
     Args:
         turns: Launches in turns; those of other sides are left out, but their places stay.
@@ -132,7 +170,9 @@ def compare_turns(
     means = [turn.launch.mean_s for turn in turns]
     typical = [turn.launch.typical_s for turn in turns]
     surcharges = [mean / usual for mean, usual in zip(means, typical, strict=True)]
-    spikes = _by(surcharges, turns, reference, candidate, 0.99)
+    spikes = _by(surcharges, turns, reference, candidate, OWN_SURCHARGE)
+    questions = 1 if means == typical else 2
+    confidence = 1.0 - (1.0 - confidence) / questions
     by_means = _by(means, turns, reference, candidate, confidence)
     by_typical = _by(typical, turns, reference, candidate, confidence)
     same_side = (by_means.ratio > 1) == (by_typical.ratio > 1)

@@ -1,8 +1,8 @@
 """The speed of every configuration from all its launches, good enough to put them in order.
 
 One launch is a noisy value. Two kinds of noise say nothing about a configuration and can be taken
-out without another launch: spikes that every launch meets alike, and the drift of the machine,
-which the configurations that were launched more than once show.
+out without another launch: slow iterations that every launch meets alike, and the drift of the
+machine, which the configurations that were launched more than once show.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from typing import Final
 from autotune.analysis import students_t
 from autotune.analysis.paired import Launch
 
-OWN_SPIKES: Final = 0.07
-"""Spikes may add this share more to a launch than to the others before they count against its
-configuration. With 2 % of the iterations at 1.5 times one launch of 24 iterations in 400 does."""
+BY_CHANCE: Final = 0.01
+"""A configuration with more slow iterations than chance gives it this often has them itself."""
+LEAST_SHARE: Final = 0.02
+"""Share of slow iterations that is always put down to the machine: windows are too short to show
+that it is smaller."""
 MIN_DEGREES: Final = 3
 """Degrees of freedom from which a drift is believed at all."""
 
@@ -25,16 +27,17 @@ MIN_DEGREES: Final = 3
 def estimates(launches: Sequence[tuple[int, Launch]]) -> dict[int, float]:
     """Return each configuration's seconds per iteration, comparable with one another.
 
-    The value of a launch is its typical time with the spikes of a usual launch added, unless its
-    own add over 7 % more: then it is its mean. A linear drift over the order of launches is
-    removed where the repeated ones prove it (95 %). Several launches count by their median.
+    The value of a launch is its typical time with what slow iterations usually add. Where a
+    configuration has more of them than the others' share explains (1 %), it is the launch's mean.
+    A linear drift over the order of launches is removed where the repeated ones prove it (95 %).
+    Several launches count by their median.
 
     Args:
         launches: Number of the configuration and launch, in the order of launching.
     """
     if not launches:
         return {}
-    values = _without_common_spikes([launch for _, launch in launches])
+    values = _without_common_slowness(launches)
     by_number: dict[int, list[tuple[int, float]]] = {}
     for position, ((number, _), value) in enumerate(zip(launches, values, strict=True)):
         by_number.setdefault(number, []).append((position, value))
@@ -48,15 +51,39 @@ def estimates(launches: Sequence[tuple[int, Launch]]) -> dict[int, float]:
     }
 
 
-def _without_common_spikes(launches: Sequence[Launch]) -> list[float]:
+def _without_common_slowness(launches: Sequence[tuple[int, Launch]]) -> list[float]:
     """Logarithm of each launch's value."""
-    surcharges = [math.log(launch.mean_s / launch.typical_s) for launch in launches]
-    usual = statistics.median(surcharges)
-    allowed = usual + math.log1p(OWN_SPIKES)
+    own = _with_own_slowness(launches)
+    added = [math.log(one.mean_s / one.typical_s) for number, one in launches if number not in own]
+    usual = statistics.fmean(added) if added else 0.0
     return [
-        math.log(launch.typical_s) + usual if surcharge <= allowed else math.log(launch.mean_s)
-        for launch, surcharge in zip(launches, surcharges, strict=True)
+        math.log(one.mean_s) if number in own else math.log(one.typical_s) + usual
+        for number, one in launches
     ]
+
+
+def _with_own_slowness(launches: Sequence[tuple[int, Launch]]) -> set[int]:
+    """Configurations whose slow iterations are more than the machine's share explains."""
+    counts: dict[int, tuple[int, int]] = {}
+    for number, one in launches:
+        slow, total = counts.get(number, (0, 0))
+        counts[number] = (slow + one.num_slow, total + one.iterations)
+    all_slow = sum(slow for slow, _ in counts.values())
+    all_total = sum(total for _, total in counts.values())
+    found: set[int] = set()
+    for number, (slow, total) in counts.items():
+        others = all_total - total
+        share = max(LEAST_SHARE, (all_slow - slow) / others if others else 0.0)
+        if _at_least(slow, total, share) < BY_CHANCE:
+            found.add(number)
+    return found
+
+
+def _at_least(count: int, total: int, share: float) -> float:
+    """Chance of ``count`` or more of ``total`` when each comes with probability ``share``."""
+    return 1.0 - math.fsum(
+        math.comb(total, k) * share**k * (1.0 - share) ** (total - k) for k in range(count)
+    )
 
 
 def drift(launches: Mapping[int, Sequence[tuple[int, float]]]) -> float:

@@ -139,7 +139,7 @@ class PeakMemory:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """A trial's result, of the slowest rank. Raw times stay in the rank records."""
+    """A trial's result, of the slowest rank; the rank records hold the raw times of all."""
 
     s_per_it: float
     """Window time ÷ iterations of the slowest rank: the objective."""
@@ -151,6 +151,8 @@ class Measurement:
     batch_median_s: tuple[float, ...]
     """Median iteration time of each batch of the cycle."""
     iterations: int
+    iteration_s: tuple[float, ...] = ()
+    """Raw time of every timed iteration, in order; empty in records of earlier versions."""
     window_s: float
     warmup_iterations: int
     warmup_total_s: float

@@ -21,7 +21,7 @@ from collections import Counter
 from typing import Any, Final
 
 from autotune.analysis.launches import LaunchTime, summarise
-from autotune.analysis.paired import launch_of
+from autotune.analysis.paired import launches_of
 from autotune.analysis.ranking import estimates
 from autotune.contract import codec
 from autotune.contract.failures import FailureKind
@@ -76,8 +76,9 @@ def counts(contents: StudyContents) -> dict[str, int]:
 
 def ranking(contents: StudyContents) -> list[dict[str, Any]]:
     """Valid trials, the fastest first, by the estimate from all launches of each."""
-    launches = [(number, launch_of(one)) for number, one in contents.launches_in_order()]
-    times = estimates(launches)
+    launches = contents.launches_in_order()
+    numbers = [number for number, _ in launches]
+    times = estimates(list(zip(numbers, launches_of(launches), strict=True)))
     valid = {trial.number for trial in contents.trials if contents.may_be_best(trial)}
     order = sorted((seconds, number) for number, seconds in times.items() if number in valid)
     return [{"trial": number, "s_per_it": seconds} for seconds, number in order]

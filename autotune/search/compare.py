@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from autotune.analysis.launches import LaunchTime, summarise
-from autotune.analysis.paired import Comparison, Turn, compare_turns, launch_of
+from autotune.analysis.paired import Comparison, Turn, compare_turns
 from autotune.contract.folder import StudyFolder
 from autotune.errors import InputError, InterruptedSearch, NothingFeasibleError
 from autotune.search import deepspeed_file, history, resume, ties
@@ -25,6 +25,7 @@ from autotune.search.open_study import OpenStudy, open_store, open_study
 from autotune.search.preflight import Prepared, prepare
 from autotune.search.projection import Projection
 from autotune.search.request import MakeLauncher, SearchRequest
+from autotune.search.rounds import launches_by_number
 from autotune.store import comparisons
 from autotune.store.comparisons import ComparisonHeader, ComparisonResult
 from autotune.store.records import COMPARED, StudyContents, StudyRecord, TrialRecord
@@ -316,12 +317,12 @@ def _rounds(contents: StudyContents, header: ComparisonHeader) -> dict[int, tupl
     found: dict[int, tuple[Turn, ...]] = {}
     first: Turn | None = None
     first_round: int | None = None
-    for again in contents.remeasurements:
-        if again.header.comparison != header.number or again.measurement is None:
+    mine = [a for a in contents.remeasurements if a.header.comparison == header.number]
+    launches = launches_by_number(mine)
+    for again in mine:
+        if again.number not in launches:
             continue
-        turn = Turn(
-            side=again.header.trial, position=again.number, launch=launch_of(again.measurement)
-        )
+        turn = Turn(side=again.header.trial, position=again.number, launch=launches[again.number])
         index = again.header.round
         if turn.side == header.trials[0]:
             first, first_round = turn, index

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from autotune.analysis.noise import launch_spread
-from autotune.analysis.paired import Launch, launch_of
+from autotune.analysis.paired import Launch, launches_of
 from autotune.analysis.ranking import estimates
 from autotune.contract.failures import POLICIES, FailureKind
 from autotune.contract.outcome import Failure
@@ -148,7 +148,8 @@ def _of_the_search(contents: StudyContents) -> tuple[tuple[int, Launch], ...]:
         for again in contents.remeasurements
     )
     searched = dataclasses.replace(contents, remeasurements=rounds)
-    return tuple((number, launch_of(one)) for number, one in searched.launches_in_order())
+    launches = searched.launches_in_order()
+    return tuple(zip((number for number, _ in launches), launches_of(launches), strict=True))
 
 
 def ranking(contents: StudyContents) -> tuple[TrialRecord, ...]:

@@ -189,6 +189,7 @@ def _merge(plan: Plan, measured: Sequence[RankMeasurement]) -> Measurement:
         p95_s=timing.quantile(slowest.iteration_s, 0.95),
         batch_median_s=timing.batch_medians(slowest.iteration_s, cycle),
         iterations=len(slowest.iteration_s),
+        iteration_s=slowest.iteration_s,
         window_s=slowest.window_s,
         warmup_iterations=len(slowest.warmup_s),
         warmup_total_s=math.fsum(slowest.warmup_s),

@@ -42,6 +42,8 @@ class Launch:
     reference: tuple[CheckPoint, ...]
     """The baseline's check iterations; empty for the first baseline."""
     racing: Racing | None
+    whole_window: bool = False
+    """Whether it is compared with other launches, and so fills its window."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,6 +123,7 @@ class Runner:
             purpose=launch.purpose,
             reference=launch.reference,
             racing=launch.racing,
+            whole_window=launch.whole_window,
         )
         folder = self._recorder.attempt_folder(launch.purpose, launch.number, attempt)
         self._events(

@@ -159,6 +159,7 @@ class Loop:
                 label=label,
                 reference=self._reference(),
                 racing=None,
+                whole_window=round_ is not None,
             )
         )
         self._after(outcome)

@@ -104,8 +104,13 @@ class Planner:
         purpose: Purpose,
         reference: tuple[CheckPoint, ...],
         racing: Racing | None,
+        whole_window: bool = False,
     ) -> Plan:
         """Return the plan of one launch of ``config``.
+
+        A launch that is compared with others fills its window (``whole_window``): that its own
+        cycles agree says nothing of the next launch, and windows that end while times happen to
+        agree are the ones without slow iterations.
 
         Raises:
             InputError: The batches cannot be cut this way; :meth:`refusal` says so before.
@@ -113,6 +118,9 @@ class Planner:
         schedule = self._schedule(config)
         if isinstance(schedule, str):
             raise InputError(schedule)
+        rules = measuring(self.topology)
+        if whole_window:
+            rules = dataclasses.replace(rules, interval_share=0.0)
         return Plan(
             study=self.study,
             number=number,
@@ -126,7 +134,7 @@ class Planner:
             workload=self.workload,
             schedule=schedule,
             topology=self.topology,
-            measuring=dataclasses.replace(measuring(self.topology), racing=racing),
+            measuring=dataclasses.replace(rules, racing=racing),
             numerics=numerics(self.workload.precision, reference),
             deadlines=deadlines(self.space.search.max_trial_time_s),
             memory_margin_share=self.space.search.memory_margin_share,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from autotune.analysis.paired import Turn, launch_of
+from autotune.analysis.paired import Launch, Turn, launches_of
 from autotune.store.records import RemeasurementRecord, StudyContents, TrialRecord
 
 
@@ -21,16 +21,18 @@ def whole_rounds(
         baseline: Number of the baseline's trial.
     """
     found: dict[int, tuple[Turn, ...]] = {}
-    for block in _blocks(contents, baseline):
+    blocks = _blocks(contents, baseline)
+    launches = launches_by_number([again for block in blocks for again in block])
+    for block in blocks:
         wanted = (baseline, *sides)
         turns = {
             again.header.trial: Turn(
                 side=again.header.trial,
                 position=again.number,
-                launch=launch_of(again.measurement),
+                launch=launches[again.number],
             )
             for again in block
-            if again.measurement is not None
+            if again.number in launches
         }
         index = block[0].header.round
         if index is not None and all(side in turns for side in wanted):
@@ -50,6 +52,14 @@ def finalists(contents: StudyContents) -> tuple[TrialRecord, ...]:
         for trial in contents.trials
         if trial.number in numbers and contents.may_be_best(trial)
     )
+
+
+def launches_by_number(again: Iterable[RemeasurementRecord]) -> dict[int, Launch]:
+    """Return the summaries of those launches that have a time, by the re-measurement's number."""
+    measured = [(one.number, one.header.trial, one.measurement) for one in again]
+    timed = [(number, trial, m) for number, trial, m in measured if m is not None]
+    launches = launches_of([(trial, m) for _, trial, m in timed])
+    return {number: one for (number, _, _), one in zip(timed, launches, strict=True)}
 
 
 def turns_of(rounds: Iterable[tuple[Turn, ...]]) -> tuple[Turn, ...]:

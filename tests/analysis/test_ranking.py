@@ -9,29 +9,41 @@ from autotune.analysis import ranking
 from autotune.analysis.paired import Launch
 
 
-def launch(seconds, spikes=1.0):
-    return Launch(mean_s=seconds * spikes, typical_s=seconds)
-
-
-def test_a_spike_that_could_hit_anyone_does_not_change_the_order():
-    """One iteration of 24 at 1.5 times adds 2 %: more than the configurations differ by."""
-    found = ranking.estimates(
-        [(0, launch(1.00)), (1, launch(0.99, 1.021)), (2, launch(1.01)), (3, launch(1.02))]
+def launch(seconds, spikes=1.0, num_slow=0, iterations=24):
+    return Launch(
+        mean_s=seconds * spikes, typical_s=seconds, num_slow=num_slow, iterations=iterations
     )
+
+
+@pytest.mark.parametrize(("iterations", "num_slow", "added"), [(24, 1, 0.021), (8, 2, 0.125)])
+def test_slow_iterations_that_could_hit_anyone_do_not_change_the_order(iterations, num_slow, added):
+    """They add more than the configurations differ by."""
+    hit = launch(0.99, 1 + added, num_slow, iterations)
+    found = ranking.estimates([(0, launch(1.00)), (1, hit), (2, launch(1.01)), (3, launch(1.02))])
     assert sorted(found, key=found.__getitem__) == [1, 0, 2, 3]
-    assert found[1] == pytest.approx(0.99)
+    usual = math.exp(math.log1p(added) / 4)
+    assert found[1] == pytest.approx(0.99 * usual)
 
 
-def test_spikes_that_a_configuration_alone_has_count_against_it():
+def test_slow_iterations_that_a_configuration_alone_has_count_against_it():
+    """5 of 24 where the others have 1 of 48: one in 7,000 by chance."""
     found = ranking.estimates(
-        [(0, launch(1.00, 1.01)), (1, launch(0.97, 1.10)), (2, launch(1.02, 1.01))]
+        [(0, launch(1.00, 1.02, 1)), (1, launch(0.97, 1.10, 5)), (2, launch(1.02))]
     )
     assert sorted(found, key=found.__getitem__) == [0, 2, 1]
     assert found[1] == pytest.approx(0.97 * 1.10)
 
 
-def test_spikes_that_all_have_stay_in_the_time():
-    found = ranking.estimates([(0, launch(1.00, 1.2)), (1, launch(0.90, 1.2))])
+def test_few_slow_iterations_a_launch_count_when_all_launches_have_them():
+    """2 of 24 are nothing to go by, 6 of 72 are: one in 500."""
+    once = ranking.estimates([(0, launch(1.00)), (1, launch(0.97, 1.04, 2)), (2, launch(1.02))])
+    thrice = ranking.estimates([(0, launch(1.00)), *[(1, launch(0.97, 1.04, 2))] * 3])
+    assert once[1] < once[0]
+    assert thrice[1] == pytest.approx(0.97 * 1.04)
+
+
+def test_slow_iterations_that_all_have_stay_in_the_time():
+    found = ranking.estimates([(0, launch(1.00, 1.2, 9)), (1, launch(0.90, 1.2, 9))])
     assert found == {0: pytest.approx(1.2), 1: pytest.approx(1.08)}
 
 
