@@ -5,8 +5,8 @@ machine slows down linearly by 3 % over a study, and 2 % of the iterations take 
 The rules by which warm-up and window end are the worker's own (``autotune.worker.timing``); the
 rest of a trial (plan, judging, ranking, confirmation, report) is the program itself.
 
-:class:`SimulatedLauncher` writes the records from inside the coordinator; :func:`run_rank` is what
-a real process runs, forked by the program's own launcher.
+:func:`record_of` is a rank's record without a process; :func:`run_rank` is what a real process
+runs, forked by the program's own launcher.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from autotune.contract import codec, jsonfile
 from autotune.contract.folder import AttemptFolder
 from autotune.contract.outcome import RankMeasurement, RankRecord, ReadBack
 from autotune.contract.plan import CheckPoint, Measuring, Plan
-from autotune.launchers.base import JobStatus, Launcher, RankExit
+from autotune.launchers.base import JobStatus, Launcher
 from autotune.worker import timing as rules
 from autotune.worker.heartbeat import Heartbeat
 
@@ -58,13 +58,19 @@ class Truth:
     noise: Noise
     seed: int
     measuring: Measuring | None = None
-    """Rules to measure by; ``None``: the plan's."""
+    """Rules to measure by, but for racing; ``None``: the plan's."""
 
     def launch(self, plan: Plan, index: int) -> RankMeasurement:
         """What the ``index``-th launch of the study measures; equal on every rank."""
         draw = random.Random(f"{self.seed}:{index}")
         iterations = self.level_of(index, draw, self.seconds[plan.config[KNOB] - 1])
-        return _measured(plan, self.measuring or plan.measuring, iterations)
+        measuring = plan.measuring
+        if self.measuring is not None:
+            share = min(self.measuring.interval_share, plan.measuring.interval_share)
+            measuring = dataclasses.replace(
+                self.measuring, interval_share=share, racing=plan.measuring.racing
+            )
+        return _measured(plan, measuring, iterations)
 
     def level_of(
         self, index: int, draw: random.Random, true_s: float = 1.0
@@ -135,48 +141,6 @@ def record_of(plan: Plan, rank: int, measured: RankMeasurement) -> RankRecord:
         phase_s={},
         measurement=measured,
     )
-
-
-class SimulatedLauncher:
-    """Starts nothing: a trial has ended when it is submitted."""
-
-    def __init__(self, truth: Truth) -> None:
-        self._truth = truth
-        self._jobs: dict[str, JobStatus] = {}
-
-    def start(self) -> str | None:
-        return None
-
-    def submit(self, folder: AttemptFolder, plan: Plan) -> str:
-        job = str(len(self._jobs))
-        measured = self._truth.launch(plan, len(self._jobs))
-        for rank in range(plan.topology.processes):
-            folder.write_rank(record_of(plan, rank, measured))
-        self._jobs[job] = JobStatus(
-            state="ended",
-            phase="teardown",
-            exits=tuple(
-                RankExit(rank=rank, exit_code=0, signal=None)
-                for rank in range(plan.topology.processes)
-            ),
-            submitted_at=time.time(),
-            wall_s=sum(measured.warmup_s) + measured.window_s + 0.5,
-        )
-        return job
-
-    def poll(self, job: str, *, timeout_s: float = 0.0) -> JobStatus:
-        del timeout_s
-        return self._jobs[job]
-
-    def cancel(self, job: str) -> None:
-        """Nothing runs."""
-
-    def close(self) -> None:
-        """Nothing runs."""
-
-    @property
-    def num_launches(self) -> int:
-        return len(self._jobs)
 
 
 class ScriptedLauncher:

@@ -155,7 +155,9 @@ def _check_context(contents: StudyContents, prepared: Prepared) -> None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Named:
+class Named:
+    """What one of the two names means."""
+
     name: str
     trial: TrialRecord
 
@@ -168,7 +170,7 @@ def _compare(request: CompareRequest, study: OpenStudy, events: EventSink) -> Co
             f"{a.name} and {b.name} are the same configuration (trial {a.trial.number})"
         )
     header = _header(request, study, (a, b))
-    result = _run(study, header, (a, b))
+    result = take_turns(study, header, (a, b))
     comparisons.end(study.recorder.folder, result)
     contents = study.recorder.contents()
     return Compared(
@@ -183,18 +185,18 @@ def _compare(request: CompareRequest, study: OpenStudy, events: EventSink) -> Co
 
 def _find(
     name: str, request: CompareRequest, study: OpenStudy, notes: list[str], events: EventSink
-) -> _Named:
+) -> Named:
     contents = study.recorder.contents()
     if name == "baseline":
         baseline = contents.baseline()
         assert baseline is not None
-        return _Named(name=name, trial=baseline)
+        return Named(name=name, trial=baseline)
     if name == "best":
         if request.best is None:
             raise InputError(f"study {contents.study.name!r} has no best configuration yet")
-        return _Named(name=name, trial=_trial(contents, request.best))
+        return Named(name=name, trial=_trial(contents, request.best))
     if name.isdecimal():
-        return _Named(name=f"trial {int(name)}", trial=_trial(contents, int(name)))
+        return Named(name=f"trial {int(name)}", trial=_trial(contents, int(name)))
     path = Path(name)
     if not path.is_file():
         raise InputError(
@@ -211,7 +213,7 @@ def _find(
         raise NothingFeasibleError(
             f"{path} (trial {record.number}) failed with {failure.kind}: {failure.reason}"
         )
-    return _Named(name=path.name, trial=record)
+    return Named(name=path.name, trial=record)
 
 
 def _trial(contents: StudyContents, number: int) -> TrialRecord:
@@ -234,7 +236,7 @@ def _trial(contents: StudyContents, number: int) -> TrialRecord:
 
 
 def _header(
-    request: CompareRequest, study: OpenStudy, sides: tuple[_Named, _Named]
+    request: CompareRequest, study: OpenStudy, sides: tuple[Named, Named]
 ) -> ComparisonHeader:
     folder, context = study.recorder.folder, study.recorder.contents().study.context
     trials = tuple(side.trial.number for side in sides)
@@ -253,9 +255,10 @@ def _header(
     return header
 
 
-def _run(
-    study: OpenStudy, header: ComparisonHeader, sides: tuple[_Named, _Named]
+def take_turns(
+    study: OpenStudy, header: ComparisonHeader, sides: tuple[Named, Named]
 ) -> ComparisonResult:
+    """Launch the rounds that are missing and judge."""
     for index in range(header.rounds):
         if index in _rounds(study.recorder.contents(), header):
             continue
@@ -281,7 +284,7 @@ def _run(
 
 
 def _judge(
-    contents: StudyContents, header: ComparisonHeader, sides: tuple[_Named, _Named]
+    contents: StudyContents, header: ComparisonHeader, sides: tuple[Named, Named]
 ) -> ComparisonResult:
     rounds = _rounds(contents, header)
     turns = [turn for one in rounds.values() for turn in one]
@@ -331,7 +334,7 @@ def _rounds(contents: StudyContents, header: ComparisonHeader) -> dict[int, tupl
     return dict(sorted(found.items()))
 
 
-def _side(contents: StudyContents, header: ComparisonHeader, named: _Named) -> Side:
+def _side(contents: StudyContents, header: ComparisonHeader, named: Named) -> Side:
     number = named.trial.number
     turns = [turn for one in _rounds(contents, header).values() for turn in one]
     trial = contents.trial(number)

@@ -63,6 +63,24 @@ def judge(
     cause = find_cause(plan, folder, status, readings, oom_kills=oom_kills)
     if cause is not None:
         return _failed(plan, status, records, cause)
+    return judge_measured(
+        plan,
+        records,
+        status,
+        flops_per_s_at_peak=flops_per_s_at_peak,
+        flops_per_iteration=flops_per_iteration,
+    )
+
+
+def judge_measured(
+    plan: Plan,
+    records: Sequence[RankRecord],
+    status: JobStatus,
+    *,
+    flops_per_s_at_peak: float | None = None,
+    flops_per_iteration: float | None = None,
+) -> Outcome:
+    """As :func:`judge`, for the records of ranks that all reached their end."""
     measured = [record.measurement for record in records if record.measurement is not None]
     problem = _invalid(plan, measured)
     if problem is not None:
