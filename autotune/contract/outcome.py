@@ -83,6 +83,8 @@ class RankMeasurement:
     """Peak of the first iteration, at whose end the optimizer makes its state; 0: not taken."""
     alloc_retries: int = 0
     """Times in the timed window that the allocator had to give its cache back to go on."""
+    recompiled_iterations: int = 0
+    """Iterations of whole cycles that were run again, untimed, because a rank compiled in them."""
     throttled: dict[str, float] = dataclasses.field(default_factory=dict)
     """Why the device's clocks were held down in the timed window (``power``, ``thermal``, …), to
     the share of it."""
@@ -174,6 +176,8 @@ class Measurement:
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)
     alloc_retries: int = 0
     """Times in the timed window that a rank's allocator had to give its cache back; their sum."""
+    recompiled_iterations: int = 0
+    """As each rank's: they decide together."""
     throttled: dict[str, float] = dataclasses.field(default_factory=dict)
     """Why a device's clocks were held down, to the largest share of the window on any rank."""
     memory_margin_bytes: int = 0

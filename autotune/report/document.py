@@ -239,6 +239,7 @@ def _trial(contents: StudyContents, trial: TrialRecord) -> dict[str, Any]:
         "distinct_shapes": measured.distinct_shapes if measured else None,
         "memory": _memory(measured),
         "alloc_retries": measured.alloc_retries if measured else None,
+        "recompiled_iterations": measured.recompiled_iterations if measured else None,
         "throttled": measured.throttled if measured else None,
         "unsteady": measured.unsteady if measured else None,
         "warmup_s": measured.warmup_total_s if measured else None,

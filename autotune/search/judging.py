@@ -226,6 +226,7 @@ def _merge(plan: Plan, measured: Sequence[RankMeasurement]) -> Measurement:
         implementations=implementations,
         notes=notes,
         alloc_retries=sum(one.alloc_retries for one in measured),
+        recompiled_iterations=max(one.recompiled_iterations for one in measured),
         throttled=_throttled(measured),
         memory_margin_bytes=max(_margin(plan, one) for one in measured),
         worst_case=schedule.worst_case if schedule else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,16 @@ def read_engine(plan: Plan, engine: Engine) -> dict[str, ReadBack]:
         name: ReadBack(requested=plan.config[name], actual=actual, level=level)
         for name, (actual, level) in found.items()
         if name in plan.config
+    }
+
+
+def read_formats(plan: Plan, engine: Engine) -> dict[str, ReadBack]:
+    """Return the number formats that the engine holds after an update, as ``precision.NAME``."""
+    asked = dataclasses.asdict(plan.training.precision)
+    asked["optimizer"] = asked["master"]
+    return {
+        f"precision.{name}": ReadBack(requested=asked[name], actual=actual, level="live")
+        for name, actual in engine.formats().items()
     }
 
 

@@ -115,6 +115,7 @@ class _Session:
         meter.check()
         read_back |= attestation.read_schedule(plan, stream, self._rank)
         attestation.require_in_effect(plan, read_back, owners={"workload"})
+        read_back |= attestation.read_formats(plan, engine)
         meter.warm_up()
         meter.measure()
         meter.probe()
@@ -236,6 +237,7 @@ def _measurement(
         memory_limit_bytes=limit,
         compile_s=meter.compile_s,
         alloc_retries=meter.alloc_retries,
+        recompiled_iterations=meter.recompiled,
         throttled=meter.throttled,
         read_back=read_back,
         implementations=implementations,
