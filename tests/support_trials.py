@@ -145,12 +145,14 @@ def make_plan(
     )
 
 
-def run_trial(plan: Plan, path: Path, *, fault: str | None = None) -> list[RankRecord | None]:
+def run_trial(
+    plan: Plan, path: Path, *, fault: str | None = None, limit_s: float = 100
+) -> list[RankRecord | None]:
     """Run the plan on real ranks and return their records."""
     folder = start_trial(plan, path)
     processes = launch(folder, plan.topology.processes, fault=fault)
     for process in processes:
-        process.join(100)
+        process.join(limit_s)
         if process.is_alive():
             process.kill()
             process.join()

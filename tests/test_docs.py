@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 from study_factory import StudyBuilder, failed, make_study, measured
 
+from autotune import registry
 from autotune.contract.plan import Topology
 from autotune.exporters.base import ExportResult
 from autotune.exporters.choosing import choose
 from autotune.exporters.provenance import provenance
 from autotune.knobs import ddp, deepspeed, fsdp2, workload, zero3
+from autotune.models.presets import PRESETS
 from autotune.report import document
 from autotune.report.progress import progress
 from autotune.space.loader import parse_space
@@ -128,9 +130,24 @@ def test_the_space_files_reference_names_every_key():
     )
 
 
+def test_the_reference_names_every_preset_family_and_backend():
+    models = (ROOT / "docs/reference/models-and-data.md").read_text()
+    space = (ROOT / "docs/reference/space-file.md").read_text()
+    assert [name for name in PRESETS if f"`{name}`" not in models or f"`{name}`" not in space] == []
+    assert [name for name in registry.names("models") if f"| `{name}` |" not in models] == []
+    assert [name for name in registry.names("backends") if f"`{name}`" not in space] == []
+
+
+def test_every_shipped_space_file_is_named_in_the_reference_and_says_how_it_is_started():
+    space = (ROOT / "docs/reference/space-file.md").read_text()
+    for file in (ROOT / "search_spaces").glob("*.yaml"):
+        assert f"`{file.stem}`" in space or f"`{file.name}`" in space
+        assert f"autotune search --space {file.name}" in file.read_text()
+
+
 def test_the_space_files_reference_names_every_knob():
     page = (ROOT / "docs/reference/space-file.md").read_text()
-    knobs = [knob for owner in (workload, deepspeed, fsdp2) for knob in owner.KNOBS]
+    knobs = [knob for owner in (workload, deepspeed, fsdp2, ddp) for knob in owner.KNOBS]
     live = [knob.name for knob in knobs if knob.numerics != "work" and knob.dead_when != "true"]
     assert len(live) > 15
     assert [name for name in live if f"`{name}`" not in page] == []

@@ -29,7 +29,10 @@ def export(
     study: StudyArgument = None,
     name: StudyOption = None,
     format_name: Annotated[
-        str, typer.Option("--format", "-f", metavar="F", help="Format of the file: deepspeed.")
+        str,
+        typer.Option(
+            "--format", "-f", metavar="F", help="Format of the file: deepspeed or accelerate."
+        ),
     ] = "deepspeed",
     output: Annotated[
         str | None,

@@ -93,6 +93,8 @@ class RankMeasurement:
     read_back: dict[str, ReadBack]
     implementations: dict[str, str]
     """Layer type to the implementation that is bound in the live model."""
+    backward: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Layer type to the autograd functions that ran in its backward, views left out."""
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -173,6 +175,7 @@ class Measurement:
     final_loss: float | None
     read_back: dict[str, ReadBack]
     implementations: dict[str, str]
+    backward: dict[str, str] = dataclasses.field(default_factory=dict)
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)
     alloc_retries: int = 0
     """Times in the timed window that a rank's allocator had to give its cache back; their sum."""

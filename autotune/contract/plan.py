@@ -231,11 +231,22 @@ class CheckPoint:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Reference:
+    """What the first launch of the baseline computed, and with which kernels; or nothing yet."""
+
+    checks: tuple[CheckPoint, ...] = ()
+    implementations: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Numerics:
     """The numerics gate: relative tolerances, and the baseline's numbers once they are known."""
 
     reference: tuple[CheckPoint, ...] = ()
     """The baseline's check iterations; empty for the baseline itself."""
+    implementations: dict[str, str] = dataclasses.field(default_factory=dict)
+    """What the baseline's layer types were bound to: equal work is done by the same kernels. Empty
+    for the baseline itself."""
     first_loss_tolerance: float
     first_norm_tolerance: float
     loss_tolerance: float

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,15 +10,12 @@ from typing import Any, Final
 
 import yaml
 
-import autotune
-from autotune.errors import EnvironmentFault, NothingToExportError
+from autotune.errors import NothingToExportError
 from autotune.exporters import exactness
+from autotune.exporters.asking import ask, is_installed
 
-_LOAD_S: Final = 300.0
-"""Longest wait for accelerate to be imported and to load the file (s)."""
 _OVERWRITTEN: Final = frozenset({"steps_per_print"})
 """Keys of the DeepSpeed JSON that accelerate sets itself (``DeepSpeedPlugin.__post_init__``)."""
-_DROPPED_PREFIXES: Final = ("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_")
 
 
 def check_in_accelerate(
@@ -42,7 +35,7 @@ def check_in_accelerate(
         NothingToExportError: Accelerate refuses the files or understands other values.
         EnvironmentFault: Accelerate is installed and cannot be imported.
     """
-    if importlib.util.find_spec("accelerate") is None:
+    if not is_installed("accelerate"):
         return None
     with tempfile.TemporaryDirectory(prefix="autotune-") as folder:
         expected = dict(expected)
@@ -52,7 +45,7 @@ def check_in_accelerate(
                 if beside is not None:
                     expected["deepspeed"] = json.loads(files[beside])
             (Path(folder) / name).write_text(text, encoding="utf-8")
-        answer = _ask(Path(folder), main)
+        answer = ask("accelerate", {"folder": folder, "file": main})
     if answer["refused"] is not None:
         raise NothingToExportError(
             f"accelerate {answer['version']} refuses the file: {answer['refused']}"
@@ -89,33 +82,3 @@ def _beside(text: str, folder: Path) -> tuple[str, str | None]:
     name = Path(section["deepspeed_config_file"]).name
     section["deepspeed_config_file"] = str(folder / name)
     return yaml.safe_dump(data, sort_keys=False), name
-
-
-def _ask(folder: Path, main: str) -> dict[str, Any]:
-    root = str(Path(autotune.__file__).parent.parent)
-    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(_DROPPED_PREFIXES)}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "autotune.exporters.accelerate_loading"],
-            input=json.dumps({"folder": str(folder), "file": main}),
-            capture_output=True,
-            text=True,
-            timeout=_LOAD_S,
-            check=False,
-            # The check reads files; it must not touch the user's devices.
-            env=kept | {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "PYTHONPATH": path},
-        )
-    except subprocess.TimeoutExpired as error:
-        raise EnvironmentFault(
-            f"accelerate did not load the file within {_LOAD_S:.0f} s"
-        ) from error
-    lines = done.stdout.splitlines()
-    if done.returncode != 0 or not lines:
-        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        raise EnvironmentFault(
-            f"accelerate is installed and cannot load a configuration: {last}",
-            hint="'python -c \"import accelerate\"' shows what it misses",
-        )
-    answer: dict[str, Any] = json.loads(lines[-1])
-    return answer

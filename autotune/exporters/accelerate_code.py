@@ -38,12 +38,7 @@ def shard(accelerator, model):
         plugin.auto_wrap_policy = None
         plugin.activation_checkpointing = False
     model.to(MASTER_DTYPE)
-    if ACTIVATION_CHECKPOINTING:
-        arguments = {{"use_reentrant": False}}
-        if hasattr(model, "activation_checkpointing_enable"):
-            model.activation_checkpointing_enable(activation_checkpointing_kwargs=arguments)
-        else:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=arguments)
+    _checkpoint(model)
     units = _units(model)
     world = torch.distributed.get_world_size()
     mesh = init_device_mesh(accelerator.device.type, (world,))
@@ -89,6 +84,7 @@ def _set_prefetch(root, heads):
 '''
 
 _DDP: Final = '''
+import torch
 from accelerate.utils import DistributedDataParallelKwargs
 
 {constants}
@@ -96,7 +92,68 @@ from accelerate.utils import DistributedDataParallelKwargs
 def kwargs_handlers():
     """What ``Accelerator(kwargs_handlers=...)`` needs for the measured DDP arguments."""
     return [DistributedDataParallelKwargs(**DDP)]
+
+
+def as_measured(accelerator, model):
+    """Give a transformers model the measured number formats and checkpointing; returns it.
+
+    Call it before the optimizer is made; then ``accelerator.prepare(model, optimizer)``.
+    """
+    model.to(MASTER_DTYPE)
+    _checkpoint(model)
+    if COMPUTE_DTYPE != MASTER_DTYPE:
+        # Instead of accelerate's autocast, which decides the format of each operation.
+        accelerator.native_amp = False
+        _compute_on_copy(model)
+    return model
+
+
+def _compute_on_copy(model):
+    """Compute each forward and backward on a rounded copy; gradients reach the weights cast back.
+
+    The copies lie in the modules' own dictionaries, which hides the weights from attribute access
+    and from nothing else, and go when backward has passed the last of them.
+    """
+    places = [
+        (owner, name, weight)
+        for owner in model.modules()
+        for name, weight in owner.named_parameters(recurse=False)
+    ]
+    waiting = set()
+
+    def drop():
+        for owner, name, _ in places:
+            owner.__dict__.pop(name, None)
+
+    def passed(weight):
+        waiting.discard(weight)
+        if not waiting:
+            drop()
+
+    def make(_model, _arguments):
+        copies = {{}}
+        for owner, name, weight in places:
+            if weight not in copies:
+                copies[weight] = weight.to(COMPUTE_DTYPE)
+            owner.__dict__[name] = copies[weight]
+        for weight, copy in copies.items():
+            if copy.requires_grad:
+                waiting.add(weight)
+                copy.register_hook(lambda _gradient, weight=weight: passed(weight))
+
+    model.register_forward_pre_hook(make)
 '''
+
+_CHECKPOINT: Final = """
+
+def _checkpoint(model):
+    if ACTIVATION_CHECKPOINTING:
+        arguments = {"use_reentrant": False}
+        if hasattr(model, "activation_checkpointing_enable"):
+            model.activation_checkpointing_enable(activation_checkpointing_kwargs=arguments)
+        else:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=arguments)
+"""
 
 
 def module_name(yaml_name: str) -> str:
@@ -114,22 +171,30 @@ def fsdp2(plan: Plan, rendered: Mapping[str, Any], about: str) -> str:
         about: Where it comes from, for the first line.
     """
     knobs, mixed = rendered["fully_shard"], rendered["mixed_precision"]
-    checkpoints = plan.config.get("workload.activation_checkpointing", "none") != "none"
     values: dict[str, str] = {
         **{key.upper(): repr(value) for key, value in knobs.items()},
         "PARAM_DTYPE": _TYPES[mixed["param_dtype"]],
         "REDUCE_DTYPE": _TYPES[mixed["reduce_dtype"]],
-        "MASTER_DTYPE": _TYPES[rendered["master_dtype"]],
-        "ACTIVATION_CHECKPOINTING": repr(checkpoints),
-        **_work(plan),
+        **_work(plan, rendered),
     }
-    return _head(about) + _FSDP2.format(constants=_constants(values))
+    return _head(about) + _FSDP2.format(constants=_constants(values)) + _CHECKPOINT
 
 
-def ddp(plan: Plan, arguments: Mapping[str, Any], about: str) -> str:
-    """Return the companion of a DDP export; ``arguments`` are those that accelerate takes."""
-    values = {"DDP": pprint.pformat(dict(arguments)), **_work(plan)}
-    return _head(about) + _DDP.format(constants=_constants(values))
+def ddp(plan: Plan, rendered: Mapping[str, Any], arguments: Mapping[str, Any], about: str) -> str:
+    """Return the companion of a DDP export; as :func:`fsdp2`.
+
+    Args:
+        plan: The measured plan.
+        rendered: What the backend rendered of it.
+        arguments: DDP's arguments, those that accelerate takes.
+        about: Where it comes from, for the first line.
+    """
+    values = {
+        "DDP": pprint.pformat(dict(arguments), width=90),
+        "COMPUTE_DTYPE": _TYPES[rendered["precision"]["compute_dtype"]],
+        **_work(plan, rendered),
+    }
+    return _head(about) + _DDP.format(constants=_constants(values)) + _CHECKPOINT
 
 
 def _head(about: str) -> str:
@@ -140,25 +205,23 @@ def _plain(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9 ._'-]", "_", text)
 
 
-def _work(plan: Plan) -> dict[str, str]:
-    """Constants for the script: batch sizes, clipping, optimizer."""
-    sizes, optimizer = deepspeed.batch_sizes(plan), plan.training.optimizer
-    adam = {
-        "lr": optimizer.lr,
-        "betas": tuple(optimizer.betas),
-        "eps": optimizer.eps,
-        "weight_decay": optimizer.weight_decay,
-        "fused": plan.topology.device == "cuda",
-    }
+def _work(plan: Plan, rendered: Mapping[str, Any]) -> dict[str, str]:
+    """Constants for the script: weights, checkpointing, batch sizes, clipping, optimizer."""
+    sizes = deepspeed.batch_sizes(plan)
+    adam = {key: value for key, value in rendered["optimizer"].items() if key != "type"}
+    adam["betas"] = tuple(adam["betas"])
+    checkpoints = plan.config.get("workload.activation_checkpointing", "none") != "none"
     by_rows = {
         "MICRO_BATCH": repr(sizes["train_micro_batch_size_per_gpu"]),
         "GRADIENT_ACCUMULATION_STEPS": repr(sizes["gradient_accumulation_steps"]),
     }
     by_tokens = plan.config.get("workload.max_tokens")
     return {
+        "MASTER_DTYPE": _TYPES[rendered["master_dtype"]],
+        "ACTIVATION_CHECKPOINTING": repr(checkpoints),
         "GLOBAL_BATCH": repr(plan.training.global_batch),
         **(by_rows if by_tokens is None else {"MAX_TOKENS": repr(by_tokens)}),
-        "GRADIENT_CLIPPING": repr(optimizer.gradient_clipping),
+        "GRADIENT_CLIPPING": repr(rendered["gradient_clipping"]),
         "ADAMW": pprint.pformat(adam, width=90),
     }
 

@@ -55,7 +55,13 @@ def _deepspeed(args: Any, defaults: Any, *, flagged: bool) -> dict[str, Any]:
     plugin = DeepSpeedPlugin()
     plugin.set_mixed_precision(args.mixed_precision)
     config = plugin.deepspeed_config
-    return {"zero3_init_flag": plugin.zero3_init_flag, "deepspeed": _plain(config)}
+    return {
+        "zero3_init_flag": plugin.zero3_init_flag,
+        # The plugin reads it when it is given the model (``set_moe_leaf_modules``).
+        "moe_layer_classes": environment.get("ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES"),
+        "multinode_launcher": args.deepspeed_multinode_launcher,
+        "deepspeed": _plain(config),
+    }
 
 
 def _plain(config: Any) -> Any:

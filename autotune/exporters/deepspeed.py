@@ -7,22 +7,16 @@ micro-step (``backends/deepspeed.py``). All else is the same.
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
-import autotune
 from autotune.backends import deepspeed as rendering
 from autotune.backends.base import backend_of
 from autotune.contract.command import PARAM, placeholders, text_of
 from autotune.contract.plan import CommandWorkload, Plan
-from autotune.errors import EnvironmentFault, InputError, NothingToExportError
-from autotune.exporters import exactness
+from autotune.errors import InputError, NothingToExportError
+from autotune.exporters import batching, exactness
+from autotune.exporters.asking import ask, is_installed
 from autotune.exporters.base import ExportRequest, ExportResult
 
 _BACKENDS: Final = ("zero3", "deepspeed")
@@ -30,8 +24,6 @@ _ACCUMULATION: Final = (
     "gradient_accumulation_steps is what a trainer needs; the measured engine had 1 and was told "
     "which micro-step is the last one, which makes the same cut"
 )
-_LOAD_S: Final = 300.0
-"""Longest wait for DeepSpeed to be imported and to load the file (s)."""
 
 
 def export(request: ExportRequest) -> ExportResult:
@@ -46,7 +38,7 @@ def export(request: ExportRequest) -> ExportResult:
         raise NothingToExportError(
             f"trial {request.trial}, the best of study {request.contents.study.name!r}, ran under "
             f"{plan.backend}, which DeepSpeed's JSON cannot say",
-            hint="this format serves studies whose best is a zero3 or deepspeed configuration",
+            hint="--format accelerate writes its results, as a YAML with code beside it",
         )
     backend = backend_of(plan.backend)
     is_command = isinstance(plan.workload, CommandWorkload)
@@ -89,10 +81,10 @@ def _arguments(plan: Plan) -> tuple[str, ...]:
 
 def _losses(plan: Plan, rendered: Mapping[str, Any]) -> tuple[str, ...]:
     """Return what was measured and cannot be said in the JSON."""
-    if plan.config.get("workload.max_tokens") is None:
+    lost = [*batching.losses(plan)]
+    if not lost:
         return ()
     batch, written = plan.workload.global_batch, rendered["train_batch_size"]
-    lost = ["the cut of the global batch by tokens"]
     if written != batch:
         lost.append(
             f"the global batch of {batch} samples (train_batch_size is {written}: "
@@ -116,21 +108,8 @@ def _compare_with_run(request: ExportRequest, rendered: Mapping[str, Any]) -> No
 
 
 def _notes(request: ExportRequest, version: str | None) -> tuple[str, ...]:
-    plan, notes = request.plan, []
-    max_tokens = plan.config.get("workload.max_tokens")
-    batching = plan.config.get("workload.batching")
-    if max_tokens is not None:
-        notes.append(
-            f"the measured cut by max_tokens={max_tokens} cannot be said in this JSON: its batch "
-            "sizes take one row at a time; let your trainer cut micro-steps by tokens"
-        )
-    if batching == "packed":
-        notes.append(
-            f"batching: packed into rows of {max_tokens} tokens is done by your trainer's "
-            "collator, which must pass position ids that restart at each sample, and no mask"
-        )
-    elif batching not in (None, "padded"):
-        notes.append(f"batching: {batching} is done by your trainer's sampler, not by this JSON")
+    plan = request.plan
+    notes = [*batching.notes(plan, "this JSON, whose batch sizes take one row at a time")]
     checkpointing = plan.config.get("workload.activation_checkpointing")
     if checkpointing not in (None, "none"):
         notes.append(
@@ -142,22 +121,31 @@ def _notes(request: ExportRequest, version: str | None) -> tuple[str, ...]:
             "offloaded state is stepped by torch's AdamW on the CPU, as measured; without "
             "torch_adam DeepSpeed would compile its own, which rounds in another way"
         )
-    assert request.outcome.measurement is not None
-    leaves = request.outcome.measurement.notes.get("z3_leaf_modules")
-    if leaves:
-        notes.append(
-            f"experts are gathered as a whole: call set_z3_leaf_modules(model, {leaves}) of "
-            "deepspeed.utils before the engine starts, as the measured trial did"
-        )
+    notes += leaf_notes(request)
     if version is None:
         notes.append("deepspeed is not installed here, so the file was not loaded by it")
     return tuple(notes)
 
 
+def leaf_modules(request: ExportRequest) -> list[str]:
+    """Return the classes that the measured trial gathered as a whole."""
+    assert request.outcome.measurement is not None, "the chosen trial was measured"
+    return list(request.outcome.measurement.notes.get("z3_leaf_modules") or ())
+
+
+def leaf_notes(request: ExportRequest) -> tuple[str, ...]:
+    """Say what to do about :func:`leaf_modules`, which the JSON does not name."""
+    leaves = leaf_modules(request)
+    if not leaves:
+        return ()
+    return (
+        f"experts are gathered as a whole: call set_z3_leaf_modules(model, {leaves}) of "
+        "deepspeed.utils before the engine starts, as the measured trial did",
+    )
+
+
 def load_in_deepspeed(rendered: Mapping[str, Any], processes: int) -> str | None:
     """Load the configuration in DeepSpeed's own class and compare what it understood.
-
-    A process of its own, because importing DeepSpeed prints, and takes memory and seconds.
 
     Returns:
         DeepSpeed's version, or ``None`` if it is not installed.
@@ -166,32 +154,9 @@ def load_in_deepspeed(rendered: Mapping[str, Any], processes: int) -> str | None
         NothingToExportError: DeepSpeed refuses the configuration or understands another value.
         EnvironmentFault: DeepSpeed is installed and cannot be imported.
     """
-    if importlib.util.find_spec("deepspeed") is None:
+    if not is_installed("deepspeed"):
         return None
-    root = str(Path(autotune.__file__).parent.parent)
-    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    request = json.dumps({"config": rendered, "processes": processes})
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "autotune.exporters.deepspeed_loading"],
-            input=request,
-            capture_output=True,
-            text=True,
-            timeout=_LOAD_S,
-            check=False,
-            # The check reads a file; it must not touch the user's devices.
-            env=os.environ | {"DS_ACCELERATOR": "cpu", "PYTHONPATH": path},
-        )
-    except subprocess.TimeoutExpired as error:
-        raise EnvironmentFault(f"deepspeed did not load the file within {_LOAD_S:.0f} s") from error
-    lines = done.stdout.splitlines()
-    if done.returncode != 0 or not lines:
-        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        raise EnvironmentFault(
-            f"deepspeed is installed and cannot load a configuration: {last}",
-            hint="'python -c \"import deepspeed\"' shows what it misses",
-        )
-    answer = json.loads(lines[-1])
+    answer = ask("deepspeed", {"config": rendered, "processes": processes})
     if answer["refused"] is not None:
         raise NothingToExportError(
             f"deepspeed {answer['version']} refuses the configuration: {answer['refused']}"

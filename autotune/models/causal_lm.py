@@ -47,8 +47,17 @@ class CausalLmFamily:
         return decoder(module).embed_tokens, causal_model(module).lm_head
 
     def mixers(self, module: torch.nn.Module) -> Sequence[tuple[str, torch.nn.Module]]:
-        layers: list[Any] = list(self.layers(module))
-        return [("attention", layer.self_attn) for layer in layers]
+        return [mixer_of(layer) for layer in self.layers(module)]
+
+    def parts(self, layer: torch.nn.Module) -> Sequence[tuple[str, torch.nn.Module]]:
+        inside: Any = layer
+        wide = "experts" if hasattr(inside.mlp, "experts") else "mlp"
+        return [
+            ("norm", inside.input_layernorm),
+            mixer_of(layer),
+            ("norm", inside.post_attention_layernorm),
+            (wide, inside.mlp),
+        ]
 
     def packing_refusal(self, config: Mapping[str, Any]) -> str | None:  # noqa: ARG002
         """``None``: attention is all that mixes tokens, and it obeys position ids.
@@ -83,6 +92,13 @@ def causal_model(module: torch.nn.Module) -> Any:
 def decoder(module: torch.nn.Module) -> Any:
     """The stack of layers inside the causal language model."""
     return causal_model(module).model
+
+
+def mixer_of(layer: Any) -> tuple[str, torch.nn.Module]:
+    """The part of a decoder layer through which tokens reach each other, with its layer type."""
+    if hasattr(layer, "linear_attn"):
+        return "linear attention", layer.linear_attn
+    return "attention", layer.self_attn
 
 
 def attention_function(attention: Any) -> str:

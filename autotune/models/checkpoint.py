@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,8 +28,26 @@ class ParameterShape:
     """A parameter as a checkpoint holds it."""
 
     names: tuple[str, ...]
-    """More than one where it is tied: a checkpoint has any of them."""
+    """As the model has it. More than one where it is tied: a checkpoint has any of them."""
     shape: tuple[int, ...]
+    aliases: tuple[str, ...] = ()
+    """Names that a checkpoint may have instead, such as those of a larger model around this one."""
+    pieces: tuple[str, ...] = ()
+    """Tensors that a checkpoint may have instead: of one shape, laid one behind the other in
+    memory they are the parameter."""
+    piece_shape: tuple[int, ...] = ()
+
+    def stored(self, held: Container[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """Return which tensors of those that are ``held`` make it up, and the shape of each.
+
+        Names that are not held are among them only if the checkpoint lacks the parameter.
+        """
+        for name in (*self.names, *self.aliases):
+            if name in held:
+                return (name,), self.shape
+        if self.pieces and any(piece in held for piece in self.pieces):
+            return self.pieces, self.piece_shape
+        return self.names[:1], self.shape
 
 
 def check_weights(folder: Path, parameters: Sequence[ParameterShape]) -> None:
@@ -51,24 +69,28 @@ def check_weights(folder: Path, parameters: Sequence[ParameterShape]) -> None:
             held = _header(folder / file)
             found |= {name: entry for name, entry in held.items() if files.get(name) == file}
     for parameter in parameters:
-        name = next((name for name in parameter.names if name in found), None)
-        if name is None:
-            raise InputError(
-                f"{folder}: the weights have no tensor {parameter.names[0]!r}", hint=_MISFIT
-            )
-        entry = found[name]
-        if tuple(entry["shape"]) != parameter.shape:
-            raise InputError(
-                f"{folder}: tensor {name!r} has shape {list(entry['shape'])}, the model of its "
-                f"config.json needs {list(parameter.shape)}",
-                hint=_MISFIT,
-            )
-        if entry["dtype"] not in _FORMATS:
-            raise InputError(
-                f"{folder}: tensor {name!r} has the format {entry['dtype']}, and only "
-                f"{', '.join(_FORMATS)} can be trained",
-                hint="give the folder of the model that it was made from",
-            )
+        names, shape = parameter.stored(found)
+        for name in names:
+            _check_entry(folder, name, found.get(name), shape)
+
+
+def _check_entry(
+    folder: Path, name: str, entry: Mapping[str, Any] | None, shape: tuple[int, ...]
+) -> None:
+    if entry is None:
+        raise InputError(f"{folder}: the weights have no tensor {name!r}", hint=_MISFIT)
+    if tuple(entry["shape"]) != shape:
+        raise InputError(
+            f"{folder}: tensor {name!r} has shape {list(entry['shape'])}, the model of its "
+            f"config.json needs {list(shape)}",
+            hint=_MISFIT,
+        )
+    if entry["dtype"] not in _FORMATS:
+        raise InputError(
+            f"{folder}: tensor {name!r} has the format {entry['dtype']}, and only "
+            f"{', '.join(_FORMATS)} can be trained",
+            hint="give the folder of the model that it was made from",
+        )
 
 
 def _header(path: Path) -> dict[str, Any]:
@@ -150,32 +172,41 @@ class Checkpoint:
                 files = dict.fromkeys(file.keys(), SINGLE)
         return cls(folder, files)
 
-    def read(self, names: Sequence[str], shape: tuple[int, ...]) -> torch.Tensor:
-        """Return the first of ``names`` that is there, on the CPU and as stored.
-
-        Args:
-            names: A parameter's names, more than one where it is tied.
-            shape: What the model needs.
+    def read(self, parameter: ParameterShape) -> torch.Tensor:
+        """Return a parameter on the CPU, as stored.
 
         Raises:
-            InputError: None is there, or the shape is another one.
+            InputError: It is not there, or has another shape.
         """
-        name = next((name for name in names if name in self.files), None)
-        if name is None:
+        import torch
+
+        names, shape = parameter.stored(self.files)
+        with contextlib.ExitStack() as stack:
+            files: dict[str, Any] = {}
+            tensors = []
+            for name in names:
+                if name not in self.files:
+                    raise InputError(
+                        f"{self.folder}: the weights have no tensor {name!r}", hint=_MISFIT
+                    )
+                file = self.files[name]
+                if file not in files:
+                    files[file] = stack.enter_context(_opened(self.folder / file))
+                tensors.append(self._tensor(files[file], name, shape))
+            if len(tensors) == 1:
+                return tensors[0]
+            return torch.cat([tensor.flatten() for tensor in tensors]).reshape(parameter.shape)
+
+    def _tensor(self, file: Any, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        if name not in file.keys():  # noqa: SIM118 - no dict
+            raise InputError(f"{self.folder / self.files[name]} lacks the tensor {name!r}")
+        found = tuple(file.get_slice(name).get_shape())
+        if found != shape:
             raise InputError(
-                f"{self.folder}: the weights have no tensor {names[0]!r}",
-                hint=_MISFIT,
+                f"{self.folder}: tensor {name!r} has shape {list(found)}, "
+                f"the model of its config.json needs {list(shape)}"
             )
-        with _opened(self.folder / self.files[name]) as file:
-            if name not in file.keys():  # noqa: SIM118 - no dict
-                raise InputError(f"{self.folder / self.files[name]} lacks the tensor {name!r}")
-            found = tuple(file.get_slice(name).get_shape())
-            if found != shape:
-                raise InputError(
-                    f"{self.folder}: tensor {name!r} has shape {list(found)}, "
-                    f"the model of its config.json needs {list(shape)}"
-                )
-            tensor: torch.Tensor = file.get_tensor(name)
+        tensor: torch.Tensor = file.get_tensor(name)
         return tensor
 
 

@@ -81,6 +81,9 @@ class ModelFamily(Protocol):
         Each with its layer type. Their output (or its first part) is rows × length × hidden.
         """
 
+    def parts(self, layer: torch.nn.Module) -> Sequence[tuple[str, torch.nn.Module]]:
+        """The modules of a decoder layer that gradients must come through, with layer types."""
+
     def packing_refusal(self, config: Mapping[str, Any]) -> str | None:
         """Why samples cannot be packed into one row here; ``None`` where boundaries are obeyed."""
 

@@ -40,27 +40,17 @@ class Qwen35Family(causal_lm.CausalLmFamily):
     def flops_per_token(self, config: Mapping[str, Any], lengths: Sequence[int]) -> float:
         return qwen3_5_shape.flops_per_token(config, lengths)
 
-    def mixers(self, module: torch.nn.Module) -> Sequence[tuple[str, torch.nn.Module]]:
-        found: list[tuple[str, torch.nn.Module]] = []
-        for layer in self.layers(module):
-            part: Any = layer
-            if hasattr(part, "linear_attn"):
-                found.append(("linear attention", part.linear_attn))
-            else:
-                found.append(("attention", part.self_attn))
-        return found
-
     def packing_refusal(self, config: Mapping[str, Any]) -> str | None:
         """Position ids separate samples in attention only; the recurrent state runs through.
 
         ``transformers/integrations/hub_kernels.py``: torch's own functions cannot take sequence
-        boundaries.
+        boundaries, and none are passed to a package's kernels.
         """
         if "linear_attention" not in config["layer_types"]:
             return None
         return (
             "linear attention and its convolution would carry one sample's state into the next: "
-            "they run torch's own functions here, which take no sequence boundaries"
+            "no sequence boundaries are passed to them"
         )
 
     def implementations(self, module: torch.nn.Module) -> dict[str, str]:

@@ -6,6 +6,7 @@ Fields and defaults: ``transformers/models/qwen3_5/configuration_qwen3_5.py`` an
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -148,9 +149,17 @@ def parameters(config: Mapping[str, Any]) -> tuple[ParameterShape, ...]:
         _FULL: qwen3_shape.attention_parameters(config, gated=True),
         _LINEAR: _linear_parameters(config),
     }
-    return qwen3_shape.model_parameters(
+    found = qwen3_shape.model_parameters(
         config, [{**shared, **mixers[kind]} for kind in config["layer_types"]]
     )
+    return tuple(_inside_the_whole_model(parameter) for parameter in found)
+
+
+def _inside_the_whole_model(parameter: ParameterShape) -> ParameterShape:
+    """Add the name that the multimodal model's checkpoint has (``Qwen3_5Model.language_model``)."""
+    text, whole = "model.", "model.language_model."
+    aliases = (whole + name.removeprefix(text) for name in parameter.names if name.startswith(text))
+    return dataclasses.replace(parameter, aliases=tuple(aliases))
 
 
 def _linear_parameters(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -6,6 +6,7 @@ Fields and defaults: ``transformers/models/qwen3_moe/configuration_qwen3_moe.py`
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -101,8 +102,26 @@ def parameters(config: Mapping[str, Any]) -> tuple[ParameterShape, ...]:
     }
     dense = qwen3_shape.mlp_parameters(config)
     layers = range(config["num_hidden_layers"])
-    return qwen3_shape.model_parameters(
+    found = qwen3_shape.model_parameters(
         config, [{**shared, **(sparse if is_sparse(config, i) else dense)} for i in layers]
+    )
+    return tuple(_expert_by_expert(parameter) for parameter in found)
+
+
+def _expert_by_expert(parameter: ParameterShape) -> ParameterShape:
+    """Add the tensors that checkpoints hold for all experts of a layer: those of each by itself.
+
+    The library joins them as it loads and parts them as it saves
+    (``transformers/conversion_mapping.py``, ``qwen2_moe``).
+    """
+    experts, _, kind = parameter.names[0].rpartition(".")
+    parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(kind)
+    if parts is None or not experts.endswith(".experts"):
+        return parameter
+    count, rows, columns = parameter.shape
+    pieces = (f"{experts}.{index}.{part}.weight" for index in range(count) for part in parts)
+    return dataclasses.replace(
+        parameter, pieces=tuple(pieces), piece_shape=(rows // len(parts), columns)
     )
 
 

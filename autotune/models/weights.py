@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from autotune.contract.plan import Model
-from autotune.models.checkpoint import Checkpoint
+from autotune.models.checkpoint import Checkpoint, ParameterShape
 from autotune.models.family import family_of
 from autotune.models.starts import Start
 
@@ -33,6 +33,8 @@ class WeightSource:
     """Embedding name to the row of its padding token, which starts at zero."""
     canonical: Mapping[str, str]
     """Parameter name to the one name that stands for all that are tied to it."""
+    stored: Mapping[str, ParameterShape]
+    """Parameter name, tied duplicates included, to what a checkpoint may hold for it."""
     checkpoint: Checkpoint | None = None
 
     @classmethod
@@ -46,11 +48,11 @@ class WeightSource:
         canonical: dict[str, str] = {}
         starts: dict[str, Start] = {}
         zero_rows: dict[str, int] = {}
-        special = family_of(model.family).starts
+        family = family_of(model.family)
         for name, parameter in module.named_parameters(remove_duplicate=False):
             canonical[name] = first_name.setdefault(id(parameter), name)
             owner = module.get_submodule(name.rpartition(".")[0])
-            starts[name] = _start(name, owner, special)
+            starts[name] = _start(name, owner, family.starts)
             padding = getattr(owner, "padding_idx", None)
             if padding is not None:
                 zero_rows[name] = padding
@@ -62,6 +64,11 @@ class WeightSource:
             starts=starts,
             zero_rows=zero_rows,
             canonical=canonical,
+            stored={
+                name: parameter
+                for parameter in family.parameters(model.config)
+                for name in parameter.names
+            },
             checkpoint=Checkpoint.open(Path(model.weights)) if model.weights else None,
         )
 
@@ -84,8 +91,7 @@ class WeightSource:
         canonical = self.canonical[name]
         device = torch.device(device)
         if self.checkpoint is not None:
-            names = [canonical, *(n for n, c in self.canonical.items() if c == canonical)]
-            value = self.checkpoint.read(names, tuple(shape)).to(device)
+            value = self.checkpoint.read(self.stored[canonical]).to(device)
             return _rounded(value.to(torch.float32))
         start = self.starts[canonical]
         if start in ("ones", "zeros"):

@@ -184,6 +184,7 @@ def _configuration(contents: StudyContents, trial: TrialRecord | None) -> dict[s
             "peak_memory_bytes": None,
             "read_back": {},
             "implementations": {},
+            "backward": {},
             "unverified": {},
             "rounding": [],
         }
@@ -214,10 +215,13 @@ def _configuration(contents: StudyContents, trial: TrialRecord | None) -> dict[s
 def _in_effect(launch: Measurement | None) -> dict[str, Any]:
     """What was seen in the running engine, and what was passed to it unseen."""
     if launch is None:
-        return {"read_back": {}, "implementations": {}, "unverified": {}, "rounding": []}
+        return {
+            "read_back": {}, "implementations": {}, "backward": {}, "unverified": {}, "rounding": []
+        }  # fmt: skip
     return {
         "read_back": {name: back.level for name, back in sorted(launch.read_back.items())},
         "implementations": launch.implementations,
+        "backward": launch.backward,
         "unverified": launch.notes.get("unverified", {}),
         "rounding": launch.notes.get("rounding", []),
     }

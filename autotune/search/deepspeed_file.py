@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from autotune.backends.base import backend_of
-from autotune.contract.plan import CommandWorkload, Workload
+from autotune.contract.plan import CommandWorkload, Reference, Workload
 from autotune.errors import AutotuneError, InputError
 from autotune.knobs.knob import Knob
 from autotune.search.planning import Planner
@@ -179,7 +179,7 @@ def _typed(path: Path, knob: Knob, value: Any) -> Any:
 
 def _rendered(planner: Planner, config: Config) -> dict[str, Any]:
     plan = planner.plan(
-        config, number=0, attempt=0, purpose="remeasurement", reference=(), racing=None
+        config, number=0, attempt=0, purpose="remeasurement", reference=Reference(), racing=None
     )
     try:
         return backend_of(config.backend).render(plan)

@@ -6,8 +6,10 @@ Nothing is changed and nothing is written. The heavy libraries are imported by a
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -17,6 +19,7 @@ from typing import Any, Final
 import autotune
 from autotune import registry
 from autotune.errors import EnvironmentFault
+from autotune.knobs.known_bad import KnownBad
 from autotune.launchers.environment import server_environment
 from autotune.models.hidden_size import hidden_size
 from autotune.models.presets import PRESETS
@@ -61,7 +64,9 @@ def examine(runs: Path) -> tuple[Check, ...]:
         for module, (package, _) in _KERNELS.items()
         if (version := public_version(package)) is not None
     }
-    findings = probe(tuple(installed), devices) if public_version("torch") else {}
+    findings: Findings = {"ended": {"error": "torch is not installed"}}
+    if public_version("torch"):
+        findings = probe(tuple(installed), devices)
     checks = [_versions(), _packages(), _devices(devices, findings.get("torch"))]
     checks += _backends(findings)
     checks += [*_kernels(installed, findings, devices), *_families(findings)]
@@ -85,7 +90,8 @@ def probe(packages: tuple[str, ...], devices: Devices) -> Findings:
     ended: str | None = None
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "autotune.search.doctor_probe"],
+            # -P, as for trials: what lies in the working directory must not shadow a library.
+            [sys.executable, "-P", "-m", "autotune.search.doctor_probe"],
             input=json.dumps(request),
             capture_output=True,
             text=True,
@@ -137,6 +143,12 @@ def _error(findings: Findings, subject: str) -> str | None:
     return "it was not reached" if ended is None else str(ended["error"])
 
 
+def _missing(error: str) -> str | None:
+    """Say how to get the module that an import did not find."""
+    found = re.search(r"No module named '([A-Za-z_]\w*)", error)
+    return None if found is None else f"pip install {found[1].replace('_', '-')}"
+
+
 def _versions() -> Check:
     python = ".".join(map(str, sys.version_info[:3]))
     text = f"autotune {autotune.__version__}, Python {python}"
@@ -175,7 +187,11 @@ def _devices(devices: Devices, torch: dict[str, Any] | None) -> Check:
     error = None if torch is None else torch.get("error")
     if error is not None:
         return Check(
-            name="devices", state="failed", text=f"torch cannot be used: {error}", data=data
+            name="devices",
+            state="failed",
+            text=f"torch cannot be used: {error}",
+            hint=_missing(error) or "'python -P -c \"import torch\"' shows what it misses",
+            data=data,
         )
     if devices.note:
         return Check(
@@ -203,29 +219,33 @@ def _devices(devices: Devices, torch: dict[str, Any] | None) -> Check:
 
 def _backends(findings: Findings) -> list[Check]:
     checks, usable = [], 0
+    bad_for: dict[KnownBad, list[str]] = {}
     for name in registry.names("backends"):
         error = _error(findings, f"backend {name}")
+        hint = None if error is None else _missing(error)
         for bad in known_bad(name):
             error = f"{bad.package} {bad.version} cannot be used with it: {bad.reason}"
+            hint = f"pip install --upgrade {bad.package}"
+            bad_for.setdefault(dataclasses.replace(bad, backend=""), []).append(name)
         usable += error is None
         checks.append(
             Check(
                 name=f"backend {name}",
                 state="ok" if error is None else "warning",
                 text="runs here" if error is None else f"does not run here: {error}",
+                hint=hint,
                 data={"usable": error is None},
             )
         )
-    for name in registry.names("backends"):
-        checks += [
-            Check(
-                name="known-bad versions",
-                state="failed",
-                text=f"{bad.package} {bad.version} with {name}: {bad.reason}",
-                hint=f"pip install --upgrade {bad.package}",
-            )
-            for bad in known_bad(name)
-        ]
+    checks += [
+        Check(
+            name=f"known-bad {bad.package}",
+            state="failed",
+            text=f"{bad.package} {bad.version} with {', '.join(names)}: {bad.reason}",
+            hint=f"pip install --upgrade {bad.package}",
+        )
+        for bad, names in bad_for.items()
+    ]
     if not usable:
         checks.append(
             Check(name="backends", state="failed", text="none of the backends can be imported here")
@@ -238,16 +258,20 @@ def _kernels(installed: dict[str, str], findings: Findings, devices: Devices) ->
     for module, (package, purpose) in _KERNELS.items():
         data: dict[str, Any] = {"version": installed.get(module), "usable": False}
         state: State
+        hint = None
         if module not in installed:
             text, state = f"not installed (for {purpose})", "note"
         elif (error := _error(findings, f"package {module}")) is not None:
             text, state = f"{installed[module]} cannot be imported: {error}", "warning"
+            hint = _missing(error) or f"install a build of {package} that fits this torch"
         elif not devices.found:
             text, state = f"{installed[module]} is installed and needs a GPU", "note"
         else:
             text, state = f"{installed[module]} can be imported (for {purpose})", "ok"
             data["usable"] = True
-        checks.append(Check(name=f"kernels {package}", state=state, text=text, data=data))
+        checks.append(
+            Check(name=f"kernels {package}", state=state, text=text, hint=hint, data=data)
+        )
     return checks
 
 

@@ -90,7 +90,9 @@ def _launchers() -> list[Check]:
         try:
             registry.load("launchers", name)
         except AutotuneError as error:
-            found.append(Check(name=f"launcher {name}", state="warning", text=error.message))
+            found.append(
+                Check(name=f"launcher {name}", state="warning", text=error.message, hint=error.hint)
+            )
         else:
             found.append(Check(name=f"launcher {name}", state="ok", text="can be loaded"))
     return found

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, Final
 
-from autotune.analysis import numerics, timing
+from autotune.analysis import kernels, numerics, timing
 from autotune.contract.folder import AttemptFolder
 from autotune.contract.outcome import (
     Failure,
@@ -129,7 +129,25 @@ def _invalid(plan: Plan, measured: Sequence[RankMeasurement]) -> Failure | None:
         counts = ", ".join(str(len(m.iteration_s)) for m in measured)
         reason = f"the ranks' windows are not the same whole cycles ({counts} iterations)"
         return Failure(kind="crash", reason=reason, phase="measure")
-    return _numbers_problem(plan, measured, speed) or _memory_problem(plan, measured, speed)
+    return (
+        _kernels_problem(plan, measured, speed)
+        or _numbers_problem(plan, measured, speed)
+        or _memory_problem(plan, measured, speed)
+    )
+
+
+def _kernels_problem(
+    plan: Plan, measured: Sequence[RankMeasurement], speed: float
+) -> Failure | None:
+    """Whether some rank computes with other kernels than the baseline, or than rank 0."""
+    first = measured[0].implementations
+    for rank, one in enumerate(measured):
+        problem = kernels.difference(one.implementations, plan.numerics.implementations)
+        if problem is None and one.implementations != first:
+            problem = f"ranks 0 and {rank} are bound to different kernels"
+        if problem is not None:
+            return Failure(kind="not_in_effect", reason=problem, rank=rank, measured_s_per_it=speed)
+    return None
 
 
 def _not_in_effect(name: str, requested: Any, back: ReadBack | None) -> str | None:
@@ -191,10 +209,8 @@ def _merge(plan: Plan, measured: Sequence[RankMeasurement]) -> Measurement:
             f"the window's clock and the sum of its iterations differ by {gap:.0%}"
         )
     read_back: dict[str, ReadBack] = {}
-    implementations: dict[str, str] = {}
     for one in measured:
         read_back.update(one.read_back)
-        implementations.update(one.implementations)
     tokens = None
     if isinstance(plan.workload, Workload):
         tokens = sum(plan.workload.samples.lengths) / cycle
@@ -223,7 +239,8 @@ def _merge(plan: Plan, measured: Sequence[RankMeasurement]) -> Measurement:
         checks=measured[0].checks,
         final_loss=measured[0].final_loss,
         read_back=read_back,
-        implementations=implementations,
+        implementations=measured[0].implementations,
+        backward=measured[0].backward,
         notes=notes,
         alloc_retries=sum(one.alloc_retries for one in measured),
         recompiled_iterations=max(one.recompiled_iterations for one in measured),

@@ -11,7 +11,7 @@ from autotune.contract import hostmemory
 from autotune.contract.failures import POLICIES, Phase
 from autotune.contract.folder import AttemptFolder
 from autotune.contract.outcome import Failure, Outcome
-from autotune.contract.plan import CheckPoint, Plan, Purpose, Racing
+from autotune.contract.plan import Plan, Purpose, Racing, Reference
 from autotune.errors import AutotuneError
 from autotune.knobs.words import changed_settings
 from autotune.launchers.base import JobStatus, Launcher
@@ -39,8 +39,8 @@ class Launch:
     config: Config
     params: dict[str, Any]
     label: str
-    reference: tuple[CheckPoint, ...]
-    """The baseline's check iterations; empty for the first baseline."""
+    reference: Reference
+    """What the baseline did; empty for its first launch."""
     racing: Racing | None
     whole_window: bool = False
     """Whether it is compared with other launches, and so fills its window."""
@@ -67,7 +67,6 @@ class Runner:
         interrupts: Interrupts,
         events: EventSink,
         flops: Flops,
-        back_off_s: float = BACK_OFF_S,
     ) -> None:
         self._launcher = launcher
         self._recorder = recorder
@@ -75,7 +74,6 @@ class Runner:
         self._interrupts = interrupts
         self._events = events
         self._flops = flops
-        self._back_off_s = back_off_s
         self._started = False
 
     def start(self) -> None:
@@ -109,7 +107,7 @@ class Runner:
                 return outcome
             again = f"{launch.label}: {failure.kind}, {failure.reason}; launched again"
             self._events(Message(text=again, level="warning"))
-            if failure.kind == "infra" and self._interrupts.wait(self._back_off_s * 2**retries):
+            if failure.kind == "infra" and self._interrupts.wait(BACK_OFF_S * 2**retries):
                 return outcome
             retries += 1
             attempt += 1

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from autotune.contract.failures import POLICIES, next_step
 from autotune.contract.outcome import Outcome
-from autotune.contract.plan import CheckPoint, Racing
+from autotune.contract.plan import Racing, Reference
 from autotune.errors import EnvironmentFault, InterruptedSearch, NothingFeasibleError
 from autotune.search import disk, history, noise
 from autotune.search.advice import failures_table
@@ -276,7 +276,7 @@ class Loop:
                 config=config,
                 params=record.header.params,
                 label=label,
-                reference=() if is_baseline else self._reference(),
+                reference=Reference() if is_baseline else self._reference(),
                 racing=None if is_baseline else self._racing(record),
             )
         )
@@ -356,10 +356,10 @@ class Loop:
         )
         return done < history.counted(contents) // NOISE_EVERY
 
-    def _reference(self) -> tuple[CheckPoint, ...]:
-        measurement = self.baseline.measurement
-        assert measurement is not None
-        return measurement.checks
+    def _reference(self) -> Reference:
+        measured = self.baseline.measurement
+        assert measured is not None
+        return Reference(checks=measured.checks, implementations=measured.implementations)
 
     def _racing(self, record: TrialRecord) -> Racing | None:
         ranked = history.ranking(self._contents)

@@ -10,7 +10,6 @@ from typing import Any, Final
 from autotune.backends.base import Refusal, backend_of
 from autotune.contract.plan import (
     Batching,
-    CheckPoint,
     CommandWorkload,
     Deadlines,
     Measuring,
@@ -19,6 +18,7 @@ from autotune.contract.plan import (
     Precision,
     Purpose,
     Racing,
+    Reference,
     Schedule,
     Topology,
     Workload,
@@ -51,7 +51,7 @@ def measuring(topology: Topology) -> Measuring:
     return GPU_MEASURING if topology.device == "cuda" else CPU_MEASURING
 
 
-def numerics(precision: Precision | None, reference: tuple[CheckPoint, ...]) -> Numerics:
+def numerics(precision: Precision | None, reference: Reference) -> Numerics:
     """Tolerances by precision (DESIGN.md, "Numerics").
 
     Before any update the backends agree to 3e-7 in float32 and, with rounded weights and float32
@@ -61,14 +61,16 @@ def numerics(precision: Precision | None, reference: tuple[CheckPoint, ...]) -> 
     """
     if precision is None or "bf16" in dataclasses.astuple(precision):
         return Numerics(
-            reference=reference,
+            reference=reference.checks,
+            implementations=reference.implementations,
             first_loss_tolerance=2e-3,
             first_norm_tolerance=1e-2,
             loss_tolerance=1e-2,
             norm_tolerance=5e-2,
         )
     return Numerics(
-        reference=reference,
+        reference=reference.checks,
+        implementations=reference.implementations,
         first_loss_tolerance=1e-5,
         first_norm_tolerance=5e-5,
         loss_tolerance=1e-4,
@@ -102,7 +104,7 @@ class Planner:
         number: int,
         attempt: int,
         purpose: Purpose,
-        reference: tuple[CheckPoint, ...],
+        reference: Reference,
         racing: Racing | None,
         whole_window: bool = False,
     ) -> Plan:

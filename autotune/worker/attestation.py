@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from autotune.analysis import kernels
 from autotune.backends.base import Engine
 from autotune.contract.outcome import ReadBack, ReadBackLevel
 from autotune.contract.plan import Plan
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
     import torch
 
     from autotune.data.stream import TokenStream
-    from autotune.models.family import ModelFamily
 
 
 def read_engine(plan: Plan, engine: Engine) -> dict[str, ReadBack]:
@@ -102,9 +103,15 @@ _LEVELS: dict[ReadBackLevel, str] = {
 }
 
 
-def implementations(family: ModelFamily, engine: Engine) -> dict[str, str]:
-    """Return each layer type's implementation in the live model."""
-    return dict(family.implementations(engine.module))
+def require_same_kernels(plan: Plan, bound: Mapping[str, str]) -> None:
+    """Check what layer types are bound to against the baseline.
+
+    Raises:
+        NotInEffectError: One of them is bound to something else.
+    """
+    problem = kernels.difference(bound, plan.numerics.implementations)
+    if problem is not None:
+        raise NotInEffectError(problem)
 
 
 def _checkpointing(module: torch.nn.Module) -> str:

@@ -8,6 +8,7 @@ at each cycle's end, outside the marks, so that reference cycles cannot hold mem
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import math
@@ -90,15 +91,19 @@ class Meter:
         """Seconds of warm-up beyond the steady time of the same batches."""
         return rules.compile_seconds(self.warmup.mine_s, self.timed.mine_s, self._cycle)
 
-    def check(self) -> None:
+    def check(self, watch: contextlib.AbstractContextManager[None]) -> None:
         """Run the check iterations one by one and compare them with the baseline's.
+
+        Args:
+            watch: Is entered for the last of them, when the engine has learnt its order.
 
         Raises:
             NumericsError: A loss or a norm is wrong; on every rank alike.
         """
         self._heart.enter("check")
-        for _ in range(self._plan.measuring.check_iterations):
-            self._run(1, self.warmup)
+        for left in reversed(range(self._plan.measuring.check_iterations)):
+            with contextlib.nullcontext() if left else watch:
+                self._run(1, self.warmup)
             # Later iterations hold the optimizer's state from their beginning.
             self.peak_first = self.peak_first or self._memory.peak_bytes()
             self.checks.append(

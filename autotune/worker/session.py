@@ -79,6 +79,7 @@ class _Session:
         from autotune.data.stream import TokenStream
         from autotune.models.family import family_of
         from autotune.worker import attestation, leaks, memory, rendezvous
+        from autotune.worker.gradients import GradientWatch
         from autotune.worker.measure import Meter
         from autotune.worker.step import Stepper
 
@@ -112,7 +113,10 @@ class _Session:
             self._heart.enter("check")
             leaks.require_no_leak(plan, family, engine, place.device)
         meter = Meter(plan, stepper, meter_memory, place.device, self._heart)
-        meter.check()
+        gradients = GradientWatch(family, engine.module)
+        meter.check(gradients.watching())
+        gradients.require_gradients()
+        attestation.require_same_kernels(plan, family.implementations(engine.module))
         read_back |= attestation.read_schedule(plan, stream, self._rank)
         attestation.require_in_effect(plan, read_back, owners={"workload"})
         read_back |= attestation.read_formats(plan, engine)
@@ -129,7 +133,8 @@ class _Session:
             meter,
             limit=meter_memory.limit_bytes,
             read_back=read_back,
-            implementations=attestation.implementations(family, engine),
+            implementations=dict(family.implementations(engine.module)),
+            backward=gradients.backward(),
             notes=notes,
         )
         _tear_down(engine)
@@ -222,6 +227,7 @@ def _measurement(
     limit: int,
     read_back: dict[str, ReadBack],
     implementations: dict[str, str],
+    backward: dict[str, str],
     notes: dict[str, Any],
 ) -> RankMeasurement:
     return RankMeasurement(
@@ -241,6 +247,7 @@ def _measurement(
         throttled=meter.throttled,
         read_back=read_back,
         implementations=implementations,
+        backward=backward,
         notes=notes,
     )
 

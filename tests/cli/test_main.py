@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import typer
 
-from autotune import __version__, errors
+from autotune import __version__, errors, registry
 from autotune.cli import main as program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,9 +53,16 @@ def raising(error):
 def test_help_lists_every_command_and_its_line(flag, tmp_path):
     done = run(flag, folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    for command in ("search", "status", "report", "export", "import"):
+    for command in ("search", "status", "report", "export", "doctor", "import"):
         assert f"\n  {command} " in done.stdout
     assert "completion" not in done.stdout
+
+
+def test_the_help_of_export_names_every_format(tmp_path):
+    text = run("export", "--help", folder=tmp_path).stdout
+    line = text[text.index("--format F") : text.index("--output")]
+    words = line.partition("[default")[0]
+    assert [name for name in registry.names("exporters") if name not in words] == []
 
 
 def test_version(tmp_path):

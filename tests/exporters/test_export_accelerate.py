@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import importlib.util
 import json
-import os
 import re
 import subprocess
 import sys
@@ -15,49 +12,23 @@ from typing import Any
 
 import pytest
 import yaml
-from study_factory import CONFIG, StudyBuilder, make_plan, measured
+from accelerate_exports import exported
+from study_factory import StudyBuilder, make_plan, measured
 
 from autotune.cli.main import main
 from autotune.contract.outcome import ReadBack
-from autotune.contract.plan import Precision, Topology
+from autotune.contract.plan import Topology
 from autotune.errors import InputError, NothingToExportError
-from autotune.exporters import accelerate, accelerate_check, choosing, exactness
+from autotune.exporters import (
+    accelerate,
+    accelerate_check,
+    accelerate_engines,
+    choosing,
+    exactness,
+)
 from autotune.exporters.base import ExportResult
 from autotune.report.document import build
 from autotune.store.importer import read_study
-
-WORK = {name: value for name, value in CONFIG.items() if name.startswith("workload.")}
-BF16 = Precision(compute="bf16", master="fp32", accumulate="fp32", reduce="fp32")
-
-
-@pytest.fixture
-def study(tmp_path: Path) -> StudyBuilder:
-    return StudyBuilder(tmp_path / "runs")
-
-
-@pytest.fixture
-def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spares a test that is about something else the seconds of importing both libraries."""
-    monkeypatch.setattr(accelerate, "check_in_accelerate", lambda files, main, expected: None)
-    monkeypatch.setattr(accelerate.deepspeed, "load_in_deepspeed", lambda config, processes: None)
-
-
-def exported(
-    study: StudyBuilder, backend: str, file: str = "acc.yaml", **changes: Any
-) -> ExportResult:
-    """Record one trial of ``backend`` and export it; ``changes`` go to the plan."""
-    config = {**WORK, **changes.pop("config", {})}
-    options = {key: changes.pop(key) for key in ("folder", "target_version") if key in changes}
-    read_back = changes.pop("read_back", {})
-    # Faster than all before it, so that it is what is exported.
-    fastest = 0.5 ** study.recorder.next_number("trial")
-    study.trial(measured(fastest, read_back=read_back), backend=backend, config=config)
-    contents = read_study(study.folder)
-    request = choosing.choose(contents, build(contents), file, **options)
-    plan = make_plan(backend=backend)
-    workload = dataclasses.replace(plan.workload, precision=changes.pop("precision", BF16))
-    plan = dataclasses.replace(request.plan, workload=workload, config=config, **changes)
-    return accelerate.export(dataclasses.replace(request, plan=plan))
 
 
 def test_zero3_is_a_yaml_that_only_names_its_json(study: StudyBuilder, tmp_path: Path) -> None:
@@ -87,6 +58,28 @@ def test_zero3_is_a_yaml_that_only_names_its_json(study: StudyBuilder, tmp_path:
     version = metadata.version("accelerate")
     assert str(result.checked_with).startswith(f"accelerate {version} and deepspeed ")
     assert result.losses == ()
+
+
+def of_experts(study: StudyBuilder, target: str | None = None) -> ExportResult:
+    study.trial(measured(0.5, read_back={}, notes={"z3_leaf_modules": ["Qwen3MoeSparseMoeBlock"]}))
+    contents = read_study(study.folder)
+    request = choosing.choose(contents, build(contents), "acc.yaml", target_version=target)
+    return accelerate.export(request)
+
+
+def test_experts_are_gathered_whole_by_accelerates_own_field(study: StudyBuilder) -> None:
+    """Without it, and without the call that it stands for, ZeRO-3 hangs on unused experts."""
+    result = of_experts(study)
+    section = yaml.safe_load(result.files["acc.yaml"])["deepspeed_config"]
+    assert section["deepspeed_moe_layer_cls_names"] == "Qwen3MoeSparseMoeBlock"
+    assert "set_z3_leaf_modules" not in "\n".join(result.notes)
+    assert result.checked_with is not None
+
+
+def test_an_older_accelerate_has_no_field_for_experts(study: StudyBuilder, unasked: None) -> None:
+    result = of_experts(study, "0.29.0")
+    assert "deepspeed_moe_layer_cls_names" not in result.files["acc.yaml"]
+    assert any("set_z3_leaf_modules" in note for note in result.notes)
 
 
 def test_text_stays_text_and_numbers_are_not_quoted(study: StudyBuilder, unasked: None) -> None:
@@ -154,13 +147,13 @@ def test_fsdp2_in_accelerates_own_names_and_accelerate_agrees(study: StudyBuilde
 
 
 def test_ddp_is_multi_gpu_with_its_arguments_beside_it(study: StudyBuilder, tmp_path: Path) -> None:
-    config = {"ddp.bucket_cap_mb": 50, "ddp.gradient_as_bucket_view": True, "ddp.other": 1}
+    config = {"ddp.bucket_cap_mb": 50, "ddp.gradient_as_bucket_view": True}
     result = exported(study, "ddp", config=config)
     data = yaml.safe_load(result.files["acc.yaml"])
     assert data["distributed_type"] == "MULTI_GPU"
     assert data["num_processes"] == 2
     assert any("bucket_cap_mb=50" in note for note in result.notes)
-    assert result.losses == ("ddp.other=1",)
+    assert result.losses == ()
     file = tmp_path / "acc_setup.py"
     file.write_text(result.files["acc_setup.py"])
     code = (
@@ -175,6 +168,38 @@ def test_ddp_is_multi_gpu_with_its_arguments_beside_it(study: StudyBuilder, tmp_
     assert done.returncode == 0, done.stderr
 
 
+def test_an_argument_of_ddp_that_accelerate_has_no_field_for_is_a_loss(
+    study: StudyBuilder, unasked: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accelerate_engines, "_DDP_FIELDS", frozenset({"bucket_cap_mb"}))
+    result = exported(study, "ddp", config={"ddp.bucket_cap_mb": 50, "ddp.static_graph": True})
+    assert "ddp.static_graph=True" in result.losses
+    assert "DDP = {'bucket_cap_mb': 50}" in result.files["acc_setup.py"]
+
+
+def test_torchs_own_bucket_rule_is_not_written_as_a_number(
+    study: StudyBuilder, unasked: None
+) -> None:
+    """Unset it has a first bucket of 1 MiB, which 25 would not have."""
+    result = exported(study, "ddp", config={"ddp.bucket_cap_mb": 25})
+    assert "bucket_cap_mb" not in result.files["acc_setup.py"]
+
+
+@pytest.mark.parametrize("backend", ["ddp", "fsdp2"])
+def test_what_the_trainer_has_to_do_is_said_for_every_engine(
+    backend: str, study: StudyBuilder, unasked: None
+) -> None:
+    full = {"workload.activation_checkpointing": "full", "workload.batching": "sorted"}
+    result = exported(study, backend, config=full)
+    assert "ACTIVATION_CHECKPOINTING = True" in result.files["acc_setup.py"]
+    assert "MASTER_DTYPE = torch.float32" in result.files["acc_setup.py"]
+    assert any("batching: sorted" in note for note in result.notes)
+    packed = {"batching": "packed", "max_tokens": 512, "micro_batch": None}
+    result = exported(study, backend, config={f"workload.{k}": v for k, v in packed.items()})
+    assert any("position ids that restart" in note for note in result.notes)
+    assert result.losses == ("the cut of the global batch by tokens",)
+
+
 def test_several_machines_and_one_process(study: StudyBuilder, unasked: None) -> None:
     topology = Topology(processes=16, device="cuda", devices_per_node=8, nodes=2)
     result = exported(study, "fsdp2", topology=topology)
@@ -184,6 +209,16 @@ def test_several_machines_and_one_process(study: StudyBuilder, unasked: None) ->
     one = Topology(processes=1, device="cuda", devices_per_node=1)
     data = yaml.safe_load(exported(study, "ddp", topology=one).files["acc.yaml"])
     assert exactness.same(data["distributed_type"], "NO")
+
+
+def test_deepspeed_on_several_machines_needs_no_ssh(study: StudyBuilder) -> None:
+    """Accelerate's own default is pdsh with a hostfile, which the notes do not speak of."""
+    topology = Topology(processes=4, device="cuda", devices_per_node=2, nodes=2)
+    result = exported(study, "zero3", topology=topology)
+    section = yaml.safe_load(result.files["acc.yaml"])["deepspeed_config"]
+    assert section["deepspeed_multinode_launcher"] == "standard"
+    assert result.checked_with is not None
+    assert any("machine_rank" in note for note in result.notes)
 
 
 def test_a_group_size_is_said_by_the_code_only(study: StudyBuilder, unasked: None) -> None:
@@ -247,12 +282,7 @@ def test_the_name_is_a_yaml_name(study: StudyBuilder, unasked: None, tmp_path: P
 def test_without_accelerate_the_export_says_so(
     study: StudyBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = importlib.util.find_spec
-    monkeypatch.setattr(
-        accelerate_check.importlib.util,
-        "find_spec",
-        lambda name: None if name == "accelerate" else real(name),
-    )
+    monkeypatch.setattr(accelerate_check, "is_installed", lambda package: False)
     result = exported(study, "fsdp2")
     assert result.checked_with is None
     assert any("accelerate is not installed" in note for note in result.notes)
@@ -278,88 +308,3 @@ def test_the_command_writes_all_files_and_replaces_its_own(
         "demo.accelerate.deepspeed.json"
     )
     assert "-o FILE also writes demo.accelerate.deepspeed.json" in err
-
-
-TRAIN = """
-import json, torch
-from accelerate import Accelerator
-from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
-from acc_setup import shard
-from transformers import AutoModelForCausalLM, Qwen3Config
-from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state as state
-
-accelerator = Accelerator(cpu=True)
-# Accelerate switches FSDP on for accelerators only; the code that prepares a model is the same.
-for name, value in {
-    "distributed_type": DistributedType.FSDP, "fsdp_plugin": FullyShardedDataParallelPlugin()
-}.items():
-    accelerator.state._shared_state[name] = value
-    setattr(accelerator.state, name, value)
-assert accelerator.is_fsdp2
-torch.manual_seed(0)
-model = AutoModelForCausalLM.from_config(Qwen3Config(
-    hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=2,
-    num_key_value_heads=1, head_dim=16, vocab_size=64, use_cache=False,
-))
-layers = list(model.get_decoder().layers)
-model = shard(accelerator, model)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-model, optimizer = accelerator.prepare(model, optimizer)
-ids = torch.arange(16).reshape(2, 8) + accelerator.process_index
-losses = []
-for _ in range(2):
-    loss = model(input_ids=ids, labels=ids).loss
-    accelerator.backward(loss)
-    optimizer.step()
-    optimizer.zero_grad()
-    losses.append(loss.item())
-states = [state(layer) for layer in layers]
-if accelerator.is_main_process:
-    print("SEEN" + json.dumps({
-        "units": len({id(s) for s in states}),
-        "forward": [len(s._states_to_forward_prefetch) for s in states],
-        "backward": [len(s._states_to_backward_prefetch) for s in states],
-        "wrapped": [type(layer).__name__ for layer in model.get_decoder().layers],
-        "checkpointing": all(layer.gradient_checkpointing for layer in layers),
-        "learned": losses[1] < losses[0],
-    }))
-"""
-
-
-@pytest.mark.slow
-def test_the_code_beside_an_fsdp2_yaml_is_taken_by_accelerate_as_it_is(
-    study: StudyBuilder, unasked: None, tmp_path: Path
-) -> None:
-    result = exported(
-        study,
-        "fsdp2",
-        precision=make_plan().workload.precision,
-        config={
-            "fsdp2.layers_per_unit": 1,
-            "fsdp2.forward_prefetch": 2,
-            "fsdp2.backward_prefetch": 2,
-            "workload.activation_checkpointing": "full",
-        },
-    )
-    for name, text in result.files.items():
-        (tmp_path / name).write_text(text)
-    (tmp_path / "train.py").write_text(TRAIN)
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--main_process_port", "0"]
-    done = subprocess.run(
-        [*launch, "--config_file", "acc.yaml", "train.py"],
-        cwd=tmp_path,
-        env=os.environ | {"ACCELERATE_USE_CPU": "1", "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("SEEN")]
-    assert json.loads(line.removeprefix("SEEN")) == {
-        "units": 4,
-        "forward": [2, 2, 1, 0],
-        "backward": [0, 1, 2, 2],
-        "wrapped": ["FSDPQwen3DecoderLayer"] * 4,
-        "checkpointing": True,
-        "learned": True,
-    }

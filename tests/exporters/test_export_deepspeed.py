@@ -22,17 +22,6 @@ from autotune.report.document import build
 from autotune.store.importer import read_study
 
 
-@pytest.fixture
-def study(tmp_path: Path) -> StudyBuilder:
-    return StudyBuilder(tmp_path / "runs")
-
-
-@pytest.fixture
-def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spares a test that is about something else the seconds of importing DeepSpeed."""
-    monkeypatch.setattr(deepspeed, "load_in_deepspeed", lambda config, processes: None)
-
-
 def trial(study: StudyBuilder, s_per_it: float, **config: Any) -> int:
     """A measured trial whose read-back agrees with its configuration."""
     from study_factory import CONFIG
@@ -216,6 +205,7 @@ def test_a_best_of_another_backend_is_refused_in_words(study: StudyBuilder) -> N
     with pytest.raises(NothingToExportError, match="fsdp2") as caught:
         exported(study)
     assert caught.value.exit_code == 1
+    assert "--format accelerate" in str(caught.value.hint)
 
 
 def test_a_value_that_the_engine_did_not_have_is_refused(study: StudyBuilder) -> None:

@@ -62,6 +62,17 @@ def test_the_real_machine_and_nothing_heavy_in_the_command(tmp_path: Path) -> No
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_file_of_a_librarys_name_in_the_working_directory_is_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text("raise RuntimeError('shadow')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor.registry, "names", lambda kind: ())
+    found = doctor.probe((), NONE)
+    assert found["torch"].get("error") is None
+    assert found["torch"]["version"]
+
+
 def test_the_words_and_the_exit_code(
     tmp_path: Path, unprobed: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,12 +107,39 @@ def test_a_known_bad_version_fails(
 ) -> None:
     version = packages.public_version("torch")
     assert version is not None
-    bad = KnownBad(backend="zero3", package="torch", version=version, reason="it is wrong")
-    monkeypatch.setattr(packages, "KNOWN_BAD", (*table.KNOWN_BAD, bad))
-    state, text = state_of("known-bad versions", tmp_path)
-    assert state == "failed"
-    assert f"torch {version} with zero3: it is wrong" in text
+    bad = [
+        KnownBad(backend=backend, package="torch", version=version, reason="it is wrong")
+        for backend in ("zero3", "deepspeed")
+    ]
+    monkeypatch.setattr(packages, "KNOWN_BAD", (*table.KNOWN_BAD, *bad))
+    checks = doctor.examine(tmp_path)
+    assert len({check.name for check in checks}) == len(checks)
+    (found,) = (check for check in checks if check.state == "failed")
+    assert found.name == "known-bad torch"
+    assert set(found.text.split(":")[0].split(" with ")[1].split(", ")) == {"zero3", "deepspeed"}
+    assert found.hint == "pip install --upgrade torch"
     assert state_of("backend zero3", tmp_path)[0] == "warning"
+
+
+def test_what_is_missing_comes_with_a_hint(
+    tmp_path: Path, unprobed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unprobed["backend zero3"] = {"error": "ModuleNotFoundError: No module named 'deepspeed.ops'"}
+    unprobed["package fla"] = {"error": "ImportError: undefined symbol"}
+    unprobed["torch"] = {"error": "OSError: libcudart"}
+    real = doctor.public_version
+    with_fla = {"flash-linear-attention": "0.4"}
+    monkeypatch.setattr(doctor, "public_version", lambda name: with_fla.get(name) or real(name))
+    checks = {check.name: check for check in doctor.examine(tmp_path)}
+    assert checks["backend zero3"].hint == "pip install deepspeed"
+    assert "fits this torch" in str(checks["kernels flash-linear-attention"].hint)
+    assert "import torch" in str(checks["devices"].hint)
+    without = {"torch": None}
+    monkeypatch.setattr(doctor, "public_version", lambda name: without.get(name, real(name)))
+    assert state_of("backend ddp", tmp_path) == (
+        "warning",
+        "does not run here: torch is not installed",
+    )
 
 
 def test_a_model_without_a_gradient_fails_and_names_its_kernels(

@@ -16,9 +16,10 @@ from autotune.launchers.base import JobStatus, RankExit
 from autotune.search.judging import judge
 
 
-@pytest.fixture
-def plan(bench: Bench) -> Plan:
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     """A real plan: the baseline's."""
+    bench = Bench(tmp_path_factory.mktemp("bench"))
     bench.search(lambda plan: Act(), trials=1)
     assert bench.launcher is not None
     return bench.launcher.plans[0]

@@ -154,7 +154,7 @@ def command(tmp_path: Path, space: str, *arguments: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("space", ["fsdp2.yaml", "zero3.yaml", "both.yaml"])
+@pytest.mark.parametrize("space", ["zero3.yaml", "both.yaml"])
 def test_a_whole_search_on_real_ranks(tmp_path: Path, space: str) -> None:
     done = subprocess.run(
         command(tmp_path, space, "--trials", "3", "--json"),

@@ -11,7 +11,7 @@ from scripted import CHECKS, SPACE, Act, Bench, by_micro_batch
 from autotune.contract.folder import StudyFolder
 from autotune.contract.plan import CheckPoint, Plan
 from autotune.errors import InterruptedSearch, NothingFeasibleError
-from autotune.search import history
+from autotune.search import history, launching
 from autotune.search.events import SearchStarted
 from autotune.search.interrupts import Interrupts
 from autotune.store.importer import read_study
@@ -184,7 +184,8 @@ def test_crashes_alike_stop_the_search_with_a_table(bench: Bench) -> None:
     assert len(bench.launcher.trials()) <= 11
 
 
-def test_infra_is_retried_and_not_counted(bench: Bench) -> None:
+def test_infra_is_retried_and_not_counted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "BACK_OFF_S", 0.1)
     failures = iter(["Connection reset by peer", "Connection reset by peer"])
 
     def flaky(plan: Plan) -> Act:

@@ -119,12 +119,12 @@ def test_a_study_of_one_engine_goes_on_over_all_of_them(bench: Bench) -> None:
 
 
 def test_an_interrupted_study_of_several_engines_goes_on(bench: Bench) -> None:
-    whole = bench.search(by_backend, space=SPACE, trials=14)
+    whole = bench.search(by_backend, space=SPACE, trials=11)
     keys = [trial.header.key for trial in whole.contents.trials]
     again = Bench(bench.file.parent / "again")
     again.file.parent.mkdir()
-    again.search(by_backend, space=SPACE, trials=7)
-    result = again.search(by_backend, space=SPACE, trials=14)
+    again.search(by_backend, space=SPACE, trials=6)
+    result = again.search(by_backend, space=SPACE, trials=11)
     assert [trial.header.key for trial in result.contents.trials] == keys
     assert "the space changed" not in again.messages()
 

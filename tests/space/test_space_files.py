@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,24 @@ def test_the_shipped_space_of_all_backends_runs_as_it_is() -> None:
         owners = {name.partition(".")[0] for name in space.resolve(start).values}
         assert owners == {backend, "workload"}
         assert {name.partition(".")[0] for name in start} == {"backend", backend, "workload"}
+
+
+@pytest.mark.parametrize("processes", [1, 8])
+def test_the_commands_in_the_head_of_a_shipped_space_can_be_pasted(processes: int) -> None:
+    topology = Topology(processes=processes, device="cuda", devices_per_node=processes)
+    for name in shipped_names():
+        head = find_space(name).read_text().partition("version:")[0]
+        lines = "\n".join(re.findall(r"^#     (.*)$", head, re.MULTILINE)).replace("\\\n", " ")
+        commands = lines.splitlines()
+        assert len(commands) == 2, name
+        for command in commands:
+            # failglob: a shell that minds an unquoted bracket.
+            shell = ["bash", "-O", "failglob", "-c", f"printf '%s\\n' {command}"]
+            done = subprocess.run(shell, capture_output=True, text=True, check=True)
+            words = done.stdout.splitlines()
+            assert words[:4] == ["autotune", "search", "--space", name]
+            settings = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+            load_space(name, settings).on(topology).baseline_config()
 
 
 def test_the_shipped_zero3_baseline_is_the_engines_defaults() -> None:

@@ -175,3 +175,60 @@ def our_own_error(rank: int) -> None:
 
     deepspeed_engine.fill = fail
     deepspeed_engine._set_leaves = fail
+
+
+def loss_a_fifth_off(rank: int) -> None:
+    """The loss, and so every gradient, is 20 % too small."""
+    from autotune.models import loss
+    from autotune.worker import step
+
+    original = loss.token_loss_sum
+    step.token_loss_sum = lambda logits, labels: original(logits, labels) * 0.8
+
+
+def _wrap_attention(change: Any) -> None:
+    """The library's function for attention becomes ``change`` of it."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as FUNCTIONS
+
+    FUNCTIONS["sdpa"] = change(FUNCTIONS["sdpa"])
+
+
+def attention_runs_forward_only(rank: int) -> None:
+    """A kernel that autograd knows nothing of."""
+
+    def change(original: Any) -> Any:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            output, weights = original(*args, **kwargs)
+            return output.detach(), weights
+
+        return kernel
+
+    _wrap_attention(change)
+
+
+def attention_forgets_keys(rank: int) -> None:
+    """A kernel whose backward gives queries and values a gradient, and keys none."""
+
+    def change(original: Any) -> Any:
+        def kernel(module: Any, query: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
+            return original(module, query, key.detach(), *args, **kwargs)
+
+        return kernel
+
+    _wrap_attention(change)
+
+
+def eager_attention(rank: int) -> None:
+    """The model falls back to plain matrix products; its numbers stay the same."""
+    from autotune.models.causal_lm import causal_model
+
+    def change(engine: Any) -> None:
+        causal_model(engine.module).config._attn_implementation = "eager"
+
+    _wrap_build(change)
+
+
+def eager_attention_on_rank_1(rank: int) -> None:
+    """One rank alone falls back."""
+    if rank == 1:
+        eager_attention(rank)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Sequence
@@ -91,7 +92,7 @@ def test_retries_and_the_first_peak_are_of_their_own_parts(tmp_path: Path) -> No
     stubs: tuple[Any, Any] = (rank, memory)
     heart = Heartbeat(tmp_path / "heartbeat-0.json")
     meter = Meter(make_plan("fsdp2"), *stubs, torch.device("cpu"), heart)
-    meter.check()
+    meter.check(contextlib.nullcontext())
     memory._peak = 8
     meter.warm_up()
     warm = rank.iterated

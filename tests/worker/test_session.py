@@ -27,18 +27,28 @@ from support_trials import (
 from autotune.contract.failures import PHASES
 from autotune.contract.folder import AttemptFolder
 from autotune.contract.outcome import RankRecord
-from autotune.contract.plan import Plan, Racing
+from autotune.contract.plan import Numerics, Plan, Racing
+from autotune.launchers.base import JobStatus, RankExit
+from autotune.search.judging import judge
+
+HERE = str(Path(__file__).parent)
 
 
 def _failed(plan: Plan, path: Path, fault: str) -> list[RankRecord]:
     path.mkdir(parents=True, exist_ok=True)
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-    )
+    os.environ["PYTHONPATH"] = os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")])
     records = run_trial(plan, path, fault=f"faults:{fault}")
     assert all(record is not None for record in records)
     assert all(record.status == "failed" for record in records if record is not None)
     return [record for record in records if record is not None]
+
+
+def _as(baseline: tuple[RankRecord, ...]) -> Numerics:
+    """The gate of a trial that is compared with ``baseline``."""
+    measured = baseline[0].measurement
+    return dataclasses.replace(
+        NUMERICS, reference=measured.checks, implementations=measured.implementations
+    )
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +72,10 @@ def test_a_measured_rank_tells_everything(baseline: tuple[RankRecord, ...]) -> N
     assert 0 < measurement.peak_timed_bytes <= measurement.peak_worst_case_bytes
     assert measurement.peak_worst_case_bytes < measurement.memory_limit_bytes
     assert "sdpa" in measurement.implementations["attention"]
+    assert "ScaledDotProductFlashAttention" in measurement.backward["attention"]
+    assert set(measurement.backward) == {"attention", "norm", "mlp", "loss"}
+    assert "SiluBackward0" in measurement.backward["mlp"]
+    assert measurement.backward["loss"] == "LogSoftmaxBackward0 + NllLossBackward0"
     assert measurement.notes["threads"] >= 1
     assert set(measurement.read_back) >= {"workload.micro_batch", "fsdp2.layers_per_unit"}
 
@@ -69,20 +83,86 @@ def test_a_measured_rank_tells_everything(baseline: tuple[RankRecord, ...]) -> N
 def test_wrong_gradient_scale_is_caught_where_the_loss_cannot_tell(
     baseline: tuple[RankRecord, ...], tmp_path: Path
 ) -> None:
-    numerics = dataclasses.replace(NUMERICS, reference=baseline[0].measurement.checks)
-    plan = make_plan("fsdp2", numerics=numerics)
+    plan = make_plan("fsdp2", numerics=_as(baseline))
     for record in _failed(plan, tmp_path, "gradients_four_times"):
         assert record.error.kind == "numerics"
         assert record.error.phase == "check"
         assert "gradient norm of check iteration 1" in record.error.message
 
 
-def test_the_baselines_numbers_are_no_fault(
+def test_a_loss_that_is_a_fifth_off_is_caught(
     baseline: tuple[RankRecord, ...], tmp_path: Path
 ) -> None:
-    numerics = dataclasses.replace(NUMERICS, reference=baseline[0].measurement.checks)
-    plan = make_plan("zero3", numerics=numerics)
-    measured(run_trial(plan, tmp_path), tmp_path)
+    """BUG-043: such a trial may be faster, and is never the best."""
+    for record in _failed(make_plan("fsdp2", numerics=_as(baseline)), tmp_path, "loss_a_fifth_off"):
+        assert record.error.kind == "numerics"
+        assert "loss of check iteration 1" in record.error.message
+        assert "0.2 apart" in record.error.message
+
+
+@pytest.mark.parametrize("backend", ["zero3", "fsdp2", "ddp"])
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_the_baselines_numbers_and_kernels_are_no_fault(
+    backend: str, checkpointing: str, baseline: tuple[RankRecord, ...], tmp_path: Path
+) -> None:
+    changes = {"workload.activation_checkpointing": checkpointing}
+    plan = make_plan(backend, changes=changes, numerics=_as(baseline))
+    first, _ = measured(run_trial(plan, tmp_path), tmp_path)
+    expected = {
+        # ZeRO-3 puts a linear function of its own in place of torch's.
+        kind: " + ".join(
+            sorted(
+                "LinearFunctionForZeroStage3Backward"
+                if (backend, step) == ("zero3", "MmBackward0")
+                else step
+                for step in steps.split(" + ")
+            )
+        )
+        for kind, steps in baseline[0].measurement.backward.items()
+    }
+    assert first.measurement.backward == expected
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("attention_runs_forward_only", "runs forward only"),
+        ("attention_forgets_keys", "is incomplete: no gradient reaches k_proj"),
+    ],
+)
+def test_a_kernel_without_a_whole_backward_is_refused(
+    fault: str, words: str, checkpointing: str, tmp_path: Path
+) -> None:
+    """Of the baseline too, where there are no other numbers to compare with."""
+    changes = {"workload.activation_checkpointing": checkpointing}
+    plan = make_plan("fsdp2", changes=changes, processes=1)
+    (record,) = _failed(plan, tmp_path, fault)
+    assert (record.error.kind, record.error.phase) == ("numerics", "check")
+    assert "attention of layer 0 (" in record.error.message
+    assert words in record.error.message
+
+
+def test_a_fallback_kernel_is_not_in_effect(
+    baseline: tuple[RankRecord, ...], tmp_path: Path
+) -> None:
+    plan = make_plan("zero3", numerics=_as(baseline), processes=1)
+    (record,) = _failed(plan, tmp_path, "eager_attention")
+    assert record.error.kind == "not_in_effect"
+    assert "attention is bound to transformers.models.qwen3." in record.error.message
+    assert "eager_attention_forward, and to" in record.error.message
+    assert "sdpa_attention_forward in the baseline" in record.error.message
+
+
+def test_a_fallback_on_one_rank_of_the_baseline_is_not_in_effect(tmp_path: Path) -> None:
+    plan = make_plan("fsdp2")
+    os.environ["PYTHONPATH"] = os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")])
+    measured(run_trial(plan, tmp_path, fault="faults:eager_attention_on_rank_1"), tmp_path)
+    exits = tuple(RankExit(rank=rank, exit_code=0, signal=None) for rank in (0, 1))
+    status = JobStatus(state="ended", phase="teardown", exits=exits, submitted_at=0.0, wall_s=1.0)
+    outcome = judge(plan, AttemptFolder(tmp_path), status)
+    assert outcome.failure.kind == "not_in_effect"
+    assert "ranks 0 and 1 are bound to different kernels" in outcome.failure.reason
 
 
 @pytest.mark.parametrize("backend", ["zero3", "fsdp2", "zero1", "zero2"])
