@@ -142,6 +142,15 @@ class PeakMemory:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Gap:
+    """How far a number lies from the baseline's, as a share of it."""
+
+    apart: float
+    """The largest over the check iterations that were compared."""
+    allowed: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Measurement:
     """A trial's result, of the slowest rank; the rank records hold the raw times of all."""
 
@@ -173,6 +182,9 @@ class Measurement:
     distinct_shapes: int | None
     checks: tuple[CheckPoint, ...]
     final_loss: float | None
+    gaps: dict[str, Gap] = dataclasses.field(default_factory=dict)
+    """What the numerics gate found: ``first_loss``, ``first_grad_norm``, ``loss``, ``grad_norm``
+    (of later check iterations). Empty for the baseline's first launch, which the others meet."""
     read_back: dict[str, ReadBack]
     implementations: dict[str, str]
     backward: dict[str, str] = dataclasses.field(default_factory=dict)

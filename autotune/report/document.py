@@ -182,11 +182,7 @@ def _configuration(contents: StudyContents, trial: TrialRecord | None) -> dict[s
             "s_per_it": None,
             "num_launches": 0,
             "peak_memory_bytes": None,
-            "read_back": {},
-            "implementations": {},
-            "backward": {},
-            "unverified": {},
-            "rounding": [],
+            **_in_effect(None),
         }
     launches = contents.launches(trial.number)
     time = summarise(launches)
@@ -216,10 +212,16 @@ def _in_effect(launch: Measurement | None) -> dict[str, Any]:
     """What was seen in the running engine, and what was passed to it unseen."""
     if launch is None:
         return {
-            "read_back": {}, "implementations": {}, "backward": {}, "unverified": {}, "rounding": []
-        }  # fmt: skip
+            "read_back": {},
+            "numerics": {},
+            "implementations": {},
+            "backward": {},
+            "unverified": {},
+            "rounding": [],
+        }
     return {
         "read_back": {name: back.level for name, back in sorted(launch.read_back.items())},
+        "numerics": codec.to_json(launch.gaps),
         "implementations": launch.implementations,
         "backward": launch.backward,
         "unverified": launch.notes.get("unverified", {}),

@@ -92,6 +92,10 @@ def _headline(console: Console, contents: StudyContents, report: Mapping[str, An
         _line(console, "unverified", f"{name} = {value!r} was passed on and not read back")
     for name in shown["rounding"]:
         _line(console, "rounding", f"{name} changes rounding; the numerics gate has passed it")
+    for name, gap in shown["numerics"].items():
+        far = f"{gap['apart']:.1g} from the baseline's, {gap['allowed']:.1g} allowed"
+        text = f"{words.GAPS[name]}: {far}"
+        _line(console, "numerics", text)
     _projection(console, report)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from autotune.contract.duration import seconds_text
 from autotune.store.records import Verdict
@@ -124,6 +124,15 @@ def leaves(settings: Mapping[str, Any], place: str = "") -> tuple[tuple[str, Any
         else:
             found.append((f"{place}{key}", value))
     return tuple(found)
+
+
+GAPS: Final = {
+    "first_loss": "first loss",
+    "first_grad_norm": "first gradient norm",
+    "loss": "later losses",
+    "grad_norm": "later gradient norms",
+}
+"""What the numerics gate compares."""
 
 
 def disturbances(alloc_retries: int | None, throttled: Mapping[str, float] | None) -> list[str]:

@@ -11,7 +11,6 @@ import statistics
 from collections.abc import Iterator
 from typing import Any, Final
 
-from autotune.analysis.noise import launch_spread
 from autotune.analysis.paired import Launch, launches_of
 from autotune.analysis.ranking import estimates
 from autotune.contract.failures import POLICIES, FailureKind
@@ -166,15 +165,6 @@ def ranking(contents: StudyContents) -> tuple[TrialRecord, ...]:
 def search_times(contents: StudyContents) -> dict[int, float]:
     """Each trial's estimated s/it by the launches of the search (``analysis.ranking``)."""
     return estimates(_of_the_search(contents))
-
-
-def noise_share(contents: StudyContents) -> float | None:
-    """Spread between launches of the baseline, as a share; ``None`` before it has two."""
-    baseline = contents.baseline()
-    if baseline is None:
-        return None
-    times = [one.s_per_it for one in contents.launches(baseline.number)]
-    return launch_spread(times) if len(times) > 1 else None
 
 
 def causes(contents: StudyContents) -> tuple[tuple[FailureKind, str, int, int], ...]:

@@ -238,6 +238,7 @@ def _merge(plan: Plan, measured: Sequence[RankMeasurement]) -> Measurement:
         distinct_shapes=schedule.distinct_shapes if schedule else None,
         checks=measured[0].checks,
         final_loss=measured[0].final_loss,
+        gaps=numerics.gaps(measured[0].checks, plan.numerics),
         read_back=read_back,
         implementations=measured[0].implementations,
         backward=measured[0].backward,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final, Literal
 
 from autotune.analysis.noise import launch_spread
@@ -21,8 +22,9 @@ ONE_SIDED: Final = 1.645
 
 def for_racing(contents: StudyContents, device: Literal["cpu", "cuda"]) -> float:
     """The spread between launches of the baseline as a share, or what stands for it."""
-    noise = history.noise_share(contents)
-    return UNKNOWN[device] if noise is None else noise
+    baseline = contents.baseline()
+    times = () if baseline is None else contents.launches(baseline.number)
+    return _believed([one.s_per_it for one in times], device)
 
 
 def may_be_as_fast(
@@ -46,9 +48,12 @@ def _noise(contents: StudyContents, device: Literal["cpu", "cuda"]) -> float:
     """The spread of what configurations are ranked by; spikes that all have alike are no part."""
     baseline = contents.baseline()
     launches = () if baseline is None else history.search_launches(contents, baseline.number)
-    typical = launch_spread([one.typical_s for one in launches]) if launches else None
-    if typical is None:
+    return _believed([one.typical_s for one in launches], device)
+
+
+def _believed(times: Sequence[float], device: Literal["cpu", "cuda"]) -> float:
+    """The spread of launches; few of them may agree by luck."""
+    spread = launch_spread(times) if times else None
+    if spread is None:
         return UNKNOWN[device]
-    if len(launches) < FEW_LAUNCHES:
-        return max(typical, LEAST_OF_FEW * UNKNOWN[device])
-    return typical
+    return spread if len(times) >= FEW_LAUNCHES else max(spread, LEAST_OF_FEW * UNKNOWN[device])
