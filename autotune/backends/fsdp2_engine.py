@@ -200,7 +200,9 @@ def build(settings: dict[str, Any], plan: Plan, rank: RankContext) -> Fsdp2Engin
         _shard(module, units, settings, plan)
         _set_prefetch(module, units, knobs)
     except (ValueError, NotImplementedError) as error:
-        raise IncompatibleConfigError(f"fully_shard refuses the configuration: {error}") from error
+        raise IncompatibleConfigError(
+            f"fully_shard of torch {torch.__version__} refuses the configuration: {error}"
+        ) from error
     module.to_empty(device=rank.device)
     _fill(module, source, rank)
     return Fsdp2Engine(module, units, layers, embedding, settings)

@@ -87,12 +87,27 @@ def require_in_effect(plan: Plan, read_back: dict[str, ReadBack], *, owners: set
         if entry is None:
             faults.append(f"{name} = {plan.config[name]!r} could not be read back")
         elif not entry.in_effect:
-            faults.append(
-                f"{name} was set to {entry.requested!r}, but the engine has {entry.actual!r}"
-                f" ({_LEVELS[entry.level]})"
-            )
+            faults.append(_differs(name, entry))
     if faults:
         raise NotInEffectError("; ".join(faults))
+
+
+def require_formats(formats: dict[str, ReadBack]) -> None:
+    """Check what :func:`read_formats` found: another number format is other work.
+
+    Raises:
+        NotInEffectError: One differs.
+    """
+    faults = [_differs(name, entry) for name, entry in formats.items() if not entry.in_effect]
+    if faults:
+        raise NotInEffectError("; ".join(faults))
+
+
+def _differs(name: str, entry: ReadBack) -> str:
+    return (
+        f"{name} was set to {entry.requested!r}, but the engine has {entry.actual!r}"
+        f" ({_LEVELS[entry.level]})"
+    )
 
 
 _LEVELS: dict[ReadBackLevel, str] = {

@@ -119,7 +119,9 @@ class _Session:
         attestation.require_same_kernels(plan, family.implementations(engine.module))
         read_back |= attestation.read_schedule(plan, stream, self._rank)
         attestation.require_in_effect(plan, read_back, owners={"workload"})
-        read_back |= attestation.read_formats(plan, engine)
+        formats = attestation.read_formats(plan, engine)
+        attestation.require_formats(formats)
+        read_back |= formats
         meter.warm_up()
         meter.measure()
         meter.probe()
