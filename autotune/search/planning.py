@@ -154,8 +154,23 @@ class Planner:
         schedule = self._schedule(config)
         if isinstance(schedule, str):
             return Refusal(about="workload.global_batch", reason=schedule)
-        backend = backend_of(config.backend)
-        return backend.validate(config.values, self.workload, self.topology)
+        assert schedule is not None
+        return self._too_long(schedule) or backend_of(config.backend).validate(
+            config.values, self.workload, self.topology
+        )
+
+    def _too_long(self, schedule: Schedule) -> Refusal | None:
+        """A row of the cut that is longer than the positions that the model was made for."""
+        assert isinstance(self.workload, Workload)
+        length = schedule.worst_case.length
+        positions = self.workload.model.config.get("max_position_embeddings")
+        if positions is None or length <= positions:
+            return None
+        packed = schedule.batching == "packed"
+        return Refusal(
+            about="workload.max_tokens" if packed else "workload.data.max_length",
+            reason=f"rows of {length:,} tokens are longer than the model's {positions:,} positions",
+        )
 
     def _schedule(self, config: Config) -> Schedule | str | None:
         """The cut of the batches, or why there is none; ``None`` for a command."""
