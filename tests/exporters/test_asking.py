@@ -19,6 +19,7 @@ def test_a_file_of_the_packages_name_in_the_working_directory_is_not_imported(
 ) -> None:
     (tmp_path / "deepspeed.py").write_text("raise RuntimeError('shadow')")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # its own entries are the user's wish
     answer = asking.ask("deepspeed", REQUEST)
     assert (answer["refused"], answer["differences"]) == (None, [])
 
