@@ -1,7 +1,7 @@
 """Whole studies whose truth is known: is the right configuration found, and nothing else claimed?
 
     PYTHONPATH=. python benchmarks/simulate.py --output benchmarks/results/DATE-simulate.jsonl
-    PYTHONPATH=. python benchmarks/simulate.py --studies 0 --real 40 --output …
+    PYTHONPATH=. python benchmarks/simulate.py --studies 0 --real 40
 
 ``identical``: five equal configurations, and any winner is wrong. ``gain``: one of four is 3 %
 faster than the baseline and the others are equal to it. ``ranked``: five configurations 2 % apart,
