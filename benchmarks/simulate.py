@@ -76,8 +76,7 @@ class Scenario:
     """Whether the study counts."""
 
 
-def _identical(draw: random.Random) -> tuple[float, ...]:
-    del draw
+def _identical(_draw: random.Random) -> tuple[float, ...]:
     return (1.0,) * NUM_CONFIGS
 
 
