@@ -51,7 +51,7 @@ def wilson(count: int, total: int) -> tuple[float, float]:
     middle = share + z * z / (2 * total)
     half = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
     scale = 1 + z * z / total
-    return (middle - half) / scale, (middle + half) / scale
+    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
 
 
 def report(study: str, *, folder: Path) -> dict[str, Any]:
