@@ -1,12 +1,14 @@
-"""Reads small files that a measured process writes, without trusting what lies there."""
+"""Reads files that a measured process writes, without trusting what lies there."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from autotune.contract.failures import PHASES, Phase
 
@@ -19,17 +21,34 @@ def read_small(path: Path, limit: int) -> bytes | None:
     Never blocks: a FIFO, a device or a link in the file's place is not read.
     """
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open_plain(path) as file:
+            return None if os.fstat(file.fileno()).st_size > limit else file.read(limit)
     except OSError:
         return None
-    with os.fdopen(handle, "rb", buffering=0) as file:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
-            return None
-        try:
-            return file.read(limit)
-        except OSError:
-            return None
+
+
+def read_end(path: Path, limit: int) -> str:
+    """Return at most the last ``limit`` bytes of a regular file as text; empty if there is none."""
+    try:
+        with open_plain(path) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - limit))
+            return file.read(limit).decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+@contextlib.contextmanager
+def open_plain(path: Path) -> Iterator[BinaryIO]:
+    """Open a regular file for reading, without waiting for what else may lie in its place.
+
+    Raises:
+        OSError: There is none, or it is a FIFO, a device, a link or a folder.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(f"{path} is no plain file")
+        yield file
 
 
 def read_object(path: Path, limit: int) -> dict[str, Any] | None:

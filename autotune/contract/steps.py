@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from typing import Any, Final, Self
 
+from autotune.contract import smallfile
+
 FOLDER: Final = "AUTOTUNE_TRIAL_DIR"
 """Variable with the folder of the trial; unset outside a trial."""
 ITERATIONS: Final = "AUTOTUNE_ITERATIONS"
@@ -161,14 +163,16 @@ class StepFile:
         """Take up whole lines that were appended; an unfinished one waits for the next call.
 
         Raises:
-            ValueError: A line is none of ours.
+            ValueError: A line is none of ours, or the file cannot be read.
         """
         try:
-            with self._path.open("rb") as file:
+            with smallfile.open_plain(self._path) as file:
                 file.seek(self._offset)
                 whole, newline, _ = file.read().rpartition(b"\n")
-        except OSError:
+        except FileNotFoundError:
             return self
+        except OSError as error:
+            raise ValueError(str(error)) from error
         self._offset += len(whole) + len(newline)
         for line in whole.splitlines():
             self._take(line)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from autotune.errors import InputError
 
-_AUTO_KEYS = (
+OF_FAMILY: Final = "the default of the family"
+"""In place of a field, where the configuration states no size and the library takes its own."""
+_AUTO_KEYS: Final = (
     "reduce_bucket_size, stage3_prefetch_bucket_size and stage3_param_persistence_threshold"
 )
 
@@ -34,7 +36,12 @@ def hidden_size(config: Mapping[str, Any]) -> tuple[int, str]:
         sizes = section.get("hidden_sizes")
         if isinstance(sizes, list | tuple) and sizes and all(map(_is_size, sizes)):
             return max(sizes), f"the largest of {prefix}hidden_sizes"
-    raise InputError(
+    raise missing()
+
+
+def missing() -> InputError:
+    """What is wrong where no size is stated; asks for numbers in place of ``auto``."""
+    return InputError(
         "the model's configuration has no hidden_size, neither at its top nor in text_config, "
         "and no hidden_sizes",
         hint=f"give {_AUTO_KEYS} as numbers",

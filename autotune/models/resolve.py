@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -12,7 +14,7 @@ from autotune.contract.plan import Model
 from autotune.errors import InputError
 from autotune.models.checkpoint import check_weights
 from autotune.models.family import find_family
-from autotune.models.hidden_size import hidden_size
+from autotune.models.hidden_size import OF_FAMILY, hidden_size
 from autotune.models.hub import download
 from autotune.models.presets import PRESETS
 
@@ -63,16 +65,17 @@ def resolve_model(name: str, *, load_weights: bool, seed: int = 0) -> Model:
         weights=str(folder.absolute()) if load_weights and folder is not None else None,
         num_parameters=sum(math.prod(parameter.shape) for parameter in parameters),
         seed=seed,
-        hidden_size_from=_hidden_size_from(config),
+        hidden_size_from=_hidden_size_from(config, completed),
     )
 
 
-def _hidden_size_from(config: dict[str, Any]) -> str:
-    try:
-        return hidden_size(config)[1]
-    except InputError:
-        # The family has checked the configuration: what is not there has a default.
-        return "the default of the family"
+def _hidden_size_from(config: dict[str, Any], completed: Mapping[str, Any]) -> str:
+    """The field with the size that the model has; a family ignores fields that it does not know."""
+    with contextlib.suppress(InputError):
+        size, field = hidden_size(config)
+        if size == completed["hidden_size"]:
+            return field
+    return OF_FAMILY
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.backends.base import backend_of
 from autotune.contract.plan import Workload
-from autotune.models.hidden_size import hidden_size
+from autotune.models.hidden_size import OF_FAMILY, hidden_size, missing
 from autotune.space.search_space import SearchSpace
 
 
@@ -20,7 +20,11 @@ def resolve_auto(space: SearchSpace, workload: Workload) -> tuple[SearchSpace, t
         owner, _, short = name.partition(".")
         with space.place_of_value(name).blamed():
             values[name] = backend_of(owner).auto(workload)[name]
-            size, field = hidden_size(workload.model.config)
+            field = workload.model.hidden_size_from
+            if field == OF_FAMILY:
+                # The library would build its own width; a rule on it would be one guess on another.
+                raise missing()
+            size, _ = hidden_size(workload.model.config)
         notes.append(
             f"{short}: auto is {values[name]:,} ({space.knobs[name].auto} for {field} {size:,})"
         )

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from autotune.contract import errortexts
+from autotune.contract import errortexts, smallfile
 from autotune.contract.failures import FailureKind, Phase
 from autotune.contract.folder import AttemptFolder
 from autotune.contract.outcome import Failure, RankError, RankRecord
 from autotune.contract.plan import CommandWorkload, Plan
 from autotune.launchers.base import JobStatus, RankExit
+from autotune.space.place import printable
 
 LOG_TAIL_BYTES: Final = 4000
 """How much of a rank's log goes into a failure's detail."""
@@ -97,13 +98,7 @@ def kind_of(error: RankError) -> FailureKind:
 
 def log_tail(path: Path) -> str:
     """The end of a log, as text; empty when there is none."""
-    try:
-        with path.open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - LOG_TAIL_BYTES))
-            return file.read().decode("utf-8", errors="replace").strip()
-    except OSError:
-        return ""
+    return smallfile.read_end(path, LOG_TAIL_BYTES).strip()
 
 
 def _errors(readings: Sequence[RankReading]) -> list[tuple[int, RankError]]:
@@ -210,6 +205,6 @@ def _signal_name(number: int) -> str:
 
 
 def shortened(text: str, limit: int = 300) -> str:
-    """``text`` on one line, at most ``limit`` characters."""
-    line = " ".join(text.split())
+    """``text`` on one line, without control characters, at most ``limit`` characters."""
+    line = printable(" ".join(text.split()))
     return line if len(line) <= limit else line[: limit - 1] + "…"

@@ -8,6 +8,7 @@ checked on the parser's events, before anything is expanded.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ MAX_NODES: Final = 20_000
 MAX_DEPTH: Final = 40
 """Levels of nested lists and mappings."""
 
+_NO_TEXT: Final = re.compile("[\0\ud800-\udfff]")
 _TEXT_TAGS: Final = ("!", "tag:yaml.org,2002:str")
 
 
@@ -181,6 +183,10 @@ class _Composer:
     def scalar(self, event: Any, place: Place) -> Scalar:
         if event.tag is not None and event.tag not in _TEXT_TAGS:
             raise self.tagged(event.tag, place)
+        if _NO_TEXT.search(event.value):
+            raise place.error(
+                "the character NUL, or half of a surrogate pair, cannot be given to a program"
+            )
         start, end = event.start_mark, event.end_mark
         quotes = 0 if event.style is None else 2
         whole = start.line == end.line and end.column - start.column == len(event.value) + quotes

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from autotune import registry
+from autotune.contract.command import OWNER
 from autotune.space import nodes
 from autotune.space.nodes import Entry, Node, Scalar, Table
 from autotune.space.place import Place
 from autotune.space.sections import KNOB_SECTIONS
 
-_OWNERS: Final = ("workload", "kernel", "env")
+_OWNERS: Final = ("workload", "kernel", "env", OWNER)
 
 
 def apply(root: Table, overrides: Sequence[str], file: str) -> Table:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from autotune.contract import errortexts
+from autotune.contract import errortexts, smallfile
 from autotune.contract.failures import FailureKind
 
 TAIL_BYTES: Final = 64 * 1024
@@ -23,6 +23,8 @@ _WRAPPERS: Final = frozenset(
     {"ChildFailedError", "CalledProcessError", "ProcessRaisedException", "ProcessExitedException"}
 )
 """What launchers raise because a rank failed: never the cause."""
+_RANK_ENDED: Final = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+)")
+"""What torchrun says of the first rank that failed, where that left no traceback."""
 _SHELL_SIGNAL: Final = 128
 """A shell, and launchers after it, exit with this plus the signal's number."""
 
@@ -56,6 +58,11 @@ def explain(code: int, log: str, *, oom_kills: int) -> End:
         return raised
     if oom_kills > 0 or errortexts.is_host_memory(log):
         return End(name=f"exit code {code}", message="memory could not be had", kind="oom_host")
+    ended_rank = _RANK_ENDED.search(log)
+    if ended_rank is not None:
+        how, rank = int(ended_rank["code"]), ended_rank["rank"]
+        name = _signal_name(-how) or f"exit code {how}"
+        return End(name=name, message=f"local rank {rank} ended so, and said nothing", kind="crash")
     if ended_by is not None:
         outside = " from outside" if ended_by == "SIGKILL" else ""
         return End(name=ended_by, message=f"the command was ended{outside}", kind="crash")
@@ -63,19 +70,14 @@ def explain(code: int, log: str, *, oom_kills: int) -> End:
 
 
 def last_line(log: str) -> str:
-    """Return the last line that says anything."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    """Return the last line that says anything: one with a letter or a digit."""
+    lines = [line.strip() for line in log.splitlines() if re.search(r"[^\W_]", line)]
     return lines[-1] if lines else "the command printed nothing"
 
 
 def log_end(path: Path) -> str:
     """Return the end of a log as text; empty where there is none."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
-            return file.read().decode("utf-8", errors="replace")
-    except OSError:
-        return ""
+    return smallfile.read_end(path, TAIL_BYTES)
 
 
 def _cause(log: str) -> End | None:

@@ -23,16 +23,19 @@ def trim(path: Path) -> None:
     try:
         if path.lstat().st_size <= MAX_BYTES:
             return
-        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return
     try:
         size, tail = _stable_tail(handle)
-        # The beginning stays in its place, so that no line of the rank can come before it.
-        os.ftruncate(handle, KEPT_BYTES)
         cut = size - KEPT_BYTES - len(tail)
-        note = f"\n[autotune: {cut} bytes of this log were cut]\n".encode("ascii")
-        os.write(handle, note + tail)
+        kept = f"\n[autotune: {cut} bytes of this log were cut]\n".encode("ascii") + tail
+        # The end is copied first and the file cut behind it: at no time is it without its end,
+        # which says why a command failed.
+        os.pwrite(handle, kept, KEPT_BYTES)
+        late = os.pread(handle, KEPT_BYTES, size)
+        os.pwrite(handle, late, KEPT_BYTES + len(kept))
+        os.ftruncate(handle, KEPT_BYTES + len(kept) + len(late))
     except OSError:
         return
     finally:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from autotune.analysis import numerics, timing
 from autotune.contract.failures import Phase
+from autotune.contract.folder import AttemptFolder
 from autotune.contract.outcome import RankMeasurement
 from autotune.contract.plan import CheckPoint, Measuring, Plan
 from autotune.contract.steps import PATTERN, Step, StepFile
@@ -101,8 +102,14 @@ class Reports:
         """Take up what was appended since the last call.
 
         Raises:
-            TrialError: The reports cannot be those of this trial's ranks, or a number is wrong.
+            TrialError: The reports cannot be those of this trial's ranks, a number is wrong, or
+                the folder is gone.
         """
+        if not AttemptFolder(self._folder).plan_file.exists():
+            raise TrialError(
+                "the trial's folder was emptied or removed while the command ran; give what it "
+                "clears a folder of its own below {trial_dir}"
+            )
         for path in itertools.islice(sorted(self._folder.glob(PATTERN)), _MAX_FILES):
             self._files.setdefault(path, StepFile(path))
         try:

@@ -45,3 +45,23 @@ def test_a_heartbeat_names_its_phase(tmp_path):
     assert smallfile.read_phase(tmp_path / "h") == "warmup"
     (tmp_path / "link").symlink_to(tmp_path / "h")
     assert smallfile.read_phase(tmp_path / "link") == "launch"
+
+
+def test_the_end_of_a_log_is_text(tmp_path):
+    (tmp_path / "log").write_bytes(b"first\nlast caf\xe9\n")
+    assert smallfile.read_end(tmp_path / "log", 10) == "last caf\ufffd\n"
+    assert smallfile.read_end(tmp_path / "log", 1000) == "first\nlast caf\ufffd\n"
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "folder", "nothing"])
+def test_what_lies_in_place_of_a_log_is_not_waited_for(tmp_path, kind):
+    """A reader that waits for a FIFO's writer, or for a device's end, would never come back."""
+    path = tmp_path / "log"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "folder":
+        path.mkdir()
+    assert smallfile.read_end(path, 1000) == ""
+    assert smallfile.read_small(path, 1000) is None

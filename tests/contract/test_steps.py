@@ -129,6 +129,12 @@ def test_an_unfinished_line_waits(tmp_path: Path) -> None:
     assert len(file.read().steps) == 2
 
 
+def test_what_is_no_plain_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "steps-0-1.jsonl")
+    with pytest.raises(ValueError, match="is no plain file"):
+        StepFile(tmp_path / "steps-0-1.jsonl").read()
+
+
 def test_a_file_that_is_not_there_yet_is_empty(tmp_path: Path) -> None:
     assert StepFile(tmp_path / "steps-0-1.jsonl").read().rank is None
 

@@ -210,12 +210,33 @@ def test_what_the_command_is_given(commands, monkeypatch):
         ("pass", "crash", "never called autotune.report_step()"),
         ("report(0.5, 0.5)", "crash", "ended after 3 reported steps; 9 are enough"),
         ("report(0.5, loss=float('nan'))", "numerics", "step 1 reports loss nan"),
+        # What it printed cannot drive the terminal.
+        (
+            r"os.write(1, b'caf\xe9 \x1b[31mred\0\n'); sys.exit(9)",
+            "crash",
+            "exit code 9: caf\ufffd \\x1b[31mred\\x00",
+        ),
+        # A FIFO would be waited for by whoever reads the log.
+        (
+            "log = os.environ['AUTOTUNE_TRIAL_DIR'] + '/rank-0.log'; os.unlink(log); "
+            "os.mkfifo(log); sys.exit(4)",
+            "crash",
+            "exit code 4: the command printed nothing",
+        ),
     ],
 )
 def test_failures_by_name(commands, source, kind, reason):
     failure = commands.failure(source)
     assert (failure.kind, reason in failure.reason) == (kind, True), failure.reason
     assert failure.detail or not source.startswith(("raise", "print"))
+
+
+def test_a_program_that_clears_the_trials_folder_is_told_so(commands):
+    """As one does that empties its output folder, and was given ``{trial_dir}`` for it."""
+    clear = "__import__('shutil').rmtree(os.environ['AUTOTUNE_TRIAL_DIR'], ignore_errors=True)"
+    failure = commands.failure(f"report(0.5); {clear}; time.sleep(600)")
+    assert failure.kind == "crash"
+    assert "the trial's folder was emptied or removed" in failure.reason
 
 
 def test_the_cause_is_found_behind_what_a_launcher_says(commands):

@@ -48,6 +48,25 @@ def test_folder_is_read_and_equal_models_are_equal_work(tmp_path):
     assert model.config == resolve_model("qwen3-tiny", load_weights=False).config
 
 
+@pytest.mark.parametrize(
+    ("changes", "size", "source"),
+    [
+        ({}, 128, "hidden_size"),
+        ({"hidden_size": None}, 4096, "the default of the family"),
+        # Qwen3 knows no such list: the model is built without it.
+        ({"hidden_size": None, "hidden_sizes": [64, 96]}, 4096, "the default of the family"),
+    ],
+)
+def test_the_source_of_the_hidden_size_is_where_the_model_has_it_from(
+    tmp_path, changes, size, source
+):
+    """BUG-060"""
+    config = {name: value for name, value in {**CONFIG, **changes}.items() if value is not None}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = resolve_model(str(tmp_path), load_weights=False)
+    assert (model.config["hidden_size"], model.hidden_size_from) == (size, source)
+
+
 def test_path_that_exists_wins_over_a_preset(tmp_path, monkeypatch):
     write_config(tmp_path / "qwen3-tiny", num_hidden_layers=2)
     monkeypatch.chdir(tmp_path)

@@ -75,3 +75,21 @@ def test_auto_and_its_number_are_not_the_same_space(tmp_path: Path) -> None:
     assert written.differences(resolved) == ()
     assert resolved.baseline_config().values["zero3.stage3_prefetch_bucket_size"] == 14745
     assert written.differences(number) == ("fixed zero3.reduce_bucket_size: auto -> 16384",)
+
+
+@pytest.mark.parametrize("more", [{}, {"hidden_sizes": [64, 96]}])
+def test_a_model_that_states_no_size_needs_explicit_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: dict
+) -> None:
+    """BUG-060: the library would build its own width of 4096, with the list or without it."""
+    config = {"model_type": "qwen3", "vocab_size": 512, "num_hidden_layers": 1, **more}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    file = tmp_path / "space.yaml"
+    file.write_text(SPACE.format(model=tmp_path))
+    assert main(["search", "--space", str(file), "--runs", str(tmp_path / "r"), "--dry-run"]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert f"{file}:" in error
+    assert "no hidden_size, neither at its top nor in text_config" in error
+    for key in ("reduce_bucket_size", "stage3_prefetch_bucket_size"):
+        assert key in error
+    assert "stage3_param_persistence_threshold as numbers" in error

@@ -9,7 +9,7 @@ import pytest
 from autotune.contract.plan import Topology
 from autotune.errors import SpaceError
 from autotune.space.loader import parse_space
-from autotune.space.model import CommandSpec
+from autotune.space.model import Choices, CommandSpec
 from autotune.space.search_space import SearchSpace
 
 TEXT = """\
@@ -54,6 +54,18 @@ def test_a_command_and_its_own_settings() -> None:
     # What the command is not given is no part of a configuration.
     assert "workload.batching" not in config.values
     assert "workload.activation_checkpointing" not in config.values
+
+
+def test_own_settings_can_be_overridden() -> None:
+    overrides = ("baseline.command.workers=8", "params.command.workers.choices=[2, 8]")
+    space = parse_space(TEXT, file="own.yaml", overrides=overrides)
+    assert space.baseline["command.workers"] == 8
+    domain = {param.name: param.domain for param in space.params}["command.workers"]
+    assert isinstance(domain, Choices)
+    assert domain.values == (2, 8)
+    added = parse_space(TEXT, file="own.yaml", overrides=("fixed.command.workers=2",
+        "baseline.command.workers=null", "params.command.workers=null"))  # fmt: skip
+    assert added.fixed == {"command.workers": 2}
 
 
 def test_assignments_resolve_and_come_back() -> None:

@@ -166,3 +166,10 @@ def test_any_text_composes_or_is_a_space_error(text: str) -> None:
     # Any other exception fails the test.
     with contextlib.suppress(SpaceError):
         compose(text, "f.yaml")
+
+
+@pytest.mark.parametrize("escape", ["\\0", "\\ud800"])
+def test_what_no_argument_and_no_file_name_can_hold_is_refused(escape: str) -> None:
+    assert fault(f'p: [a, "b{escape}"]') == (
+        "f.yaml:1:8: the character NUL, or half of a surrogate pair, cannot be given to a program"
+    )

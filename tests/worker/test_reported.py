@@ -82,6 +82,13 @@ TRACE = 'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\
         (-6, "", 0, ("SIGABRT", "the command was ended", "crash")),
         (2, "usage: x\n  bad option \n\n", 0, ("exit code 2", "bad option", "crash")),
         (2, "", 0, ("exit code 2", "the command printed nothing", "crash")),
+        # torchrun's own words, of a rank that left no traceback.
+        (1, "E1130 api.py:1002] failed (exitcode: 7) local_rank: 1 (pid: 9) of binary: python\n"
+            + TRACE + "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+            "=====\nexitcode  : -15 (pid: 8)  (SIGTERM)\n=====\n", 0,
+         ("exit code 7", "local rank 1 ended so, and said nothing", "crash")),
+        (1, "failed (exitcode: -11) local_rank: 0 (pid: 9) of binary: python\n", 0,
+         ("SIGSEGV", "local rank 0 ended so, and said nothing", "crash")),
     ],
 )  # fmt: skip
 def test_why_a_command_ended(
@@ -93,3 +100,4 @@ def test_why_a_command_ended(
 
 def test_last_line() -> None:
     assert last_line("a\n b \n\n") == "b"
+    assert last_line("éa: 1\n=====\n--- ___\n") == "éa: 1"
