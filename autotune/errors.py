@@ -74,6 +74,10 @@ class NothingToExportError(AutotuneError):
     """The study has no configuration that may be exported."""
 
 
+class CheckFailedError(AutotuneError):
+    """A check that the user asked for did not pass."""
+
+
 class InterruptedSearch(AutotuneError):
     """The user or the scheduler stopped the search; the same command resumes it."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import math
 import os
 import platform
 import subprocess
@@ -41,6 +42,16 @@ def autotune(*arguments: str, folder: Path) -> str:
     if done.returncode:
         sys.exit(f"autotune {' '.join(arguments)} ended with exit code {done.returncode}")
     return done.stdout
+
+
+def wilson(count: int, total: int) -> tuple[float, float]:
+    """95 % interval of a share (Wilson 1927)."""
+    z = 1.959964
+    share = count / total
+    middle = share + z * z / (2 * total)
+    half = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
+    scale = 1 + z * z / total
+    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
 
 
 def report(study: str, *, folder: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+from autotune.contract.outcome import Gap
 from autotune.contract.plan import CheckPoint, Numerics
 
 LOOSEST_TOLERANCE: Final = 0.05
@@ -44,6 +45,29 @@ def first_problem(checks: Sequence[CheckPoint], numerics: Numerics) -> str | Non
         if problem is not None:
             return problem
     return None
+
+
+def gaps(checks: Sequence[CheckPoint], numerics: Numerics) -> dict[str, Gap]:
+    """Return how far the numbers lie from the baseline's, by what :func:`first_problem` compares.
+
+    Args:
+        checks: Check iterations, in order.
+        numerics: Tolerances and the baseline's numbers; without those nothing is compared.
+    """
+    pairs = list(zip(checks, numerics.reference, strict=False))
+    asked = {
+        "first_loss": ("loss", pairs[:1], numerics.first_loss_tolerance),
+        "first_grad_norm": ("grad_norm", pairs[:1], numerics.first_norm_tolerance),
+        "loss": ("loss", pairs[1:], numerics.loss_tolerance),
+        "grad_norm": ("grad_norm", pairs[1:], numerics.norm_tolerance),
+    }
+    found: dict[str, Gap] = {}
+    for name, (field, compared, tolerance) in asked.items():
+        numbers = [(getattr(mine, field), getattr(other, field)) for mine, other in compared]
+        shares = [abs(value / wanted - 1) for value, wanted in numbers if value and wanted]
+        if shares:
+            found[name] = Gap(apart=max(shares), allowed=min(tolerance, LOOSEST_TOLERANCE))
+    return found
 
 
 def _unusable(what: str, value: float, index: int) -> str | None:

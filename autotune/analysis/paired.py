@@ -1,4 +1,9 @@
-"""Is the candidate faster? A paired comparison of alternating launches, with drift removed."""
+"""Is a candidate faster? Launches in turns are compared with the drift of the machine removed.
+
+Least squares on the logarithms of s/it: a level, a drift linear in the order of launches, and the
+candidate's effect. Each launch is one value: iterations within a launch share its luck and
+are no independent evidence.
+"""
 
 from __future__ import annotations
 
@@ -8,33 +13,97 @@ import statistics
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from autotune.analysis import students_t
+from autotune.analysis import slow, students_t
+from autotune.contract.outcome import Measurement
 
+CONFIDENCE: Final = 0.95
+OWN_SURCHARGE: Final = 0.95
+"""Confidence from which slow iterations are taken to belong to one of two sides."""
 _ROUNDING: Final = 1e-9
 """Smallest half width (of a log ratio): differences below it are rounding, not speed."""
+
+Hint = Literal["faster", "slower", "tie"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Speed of a candidate against the baseline."""
+    """Speed of a candidate against a reference."""
 
     ratio: float
-    """Baseline's time ÷ candidate's time: above 1 the candidate is faster."""
+    """Reference's time ÷ candidate's time: above 1 the candidate is faster."""
     low: float | None
     high: float | None
-    """95 % interval of ``ratio``; ``None`` with one round, which shows no spread."""
-    verdict_hint: Literal["faster", "slower", "tie"]
+    """Interval of ``ratio``, 95 % unless asked otherwise; ``None`` where nothing shows a spread."""
+    verdict_hint: Hint
     """What the interval says of the candidate; ``tie`` when it holds 1 or is unknown."""
     rounds: int
+    """Launches of the candidate."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One launch of a comparison, by two summaries of its iterations (s/it)."""
+
+    mean_s: float
+    """Window time ÷ iterations: the objective."""
+    typical_s: float
+    """Mean without the slow iterations (``analysis.slow``)."""
+    iterations: int = 0
+    num_slow: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Turn:
+    """A launch at its place in a comparison."""
+
+    side: int
+    """Who was launched; any numbers that tell the sides apart, such as those of trials."""
+    position: int
+    """Place in the order of launches; drift is linear in it."""
+    launch: Launch
+
+
+def launches_of(measured: Sequence[tuple[int, Measurement]]) -> tuple[Launch, ...]:
+    """Return the summaries of launches, in their order.
+
+    Args:
+        measured: Number of the configuration and measurement of each launch. Those of one
+            configuration are taken apart together.
+    """
+    found: dict[int, Launch] = {}
+    for number in dict(measured):
+        # Launches of one configuration have equal cycles; records of earlier versions no times.
+        mine = [i for i, (other, one) in enumerate(measured) if other == number]
+        timed = [i for i in mine if measured[i][1].iteration_s]
+        if timed:
+            cycle = len(measured[timed[0]][1].batch_median_s)
+            parted = slow.part([measured[i][1].iteration_s for i in timed], cycle)
+            found |= {i: _launch(measured[i][1], one) for i, one in zip(timed, parted, strict=True)}
+        found |= {i: _old_launch(measured[i][1]) for i in mine if i not in found}
+    return tuple(found[i] for i in range(len(measured)))
+
+
+def _launch(measurement: Measurement, parted: slow.Parted) -> Launch:
+    # The objective is the window's own clock; the iterations only say how it divides.
+    clock = measurement.s_per_it / statistics.fmean(measurement.iteration_s)
+    return Launch(
+        mean_s=measurement.s_per_it,
+        typical_s=parted.typical_s * clock,
+        iterations=measurement.iterations,
+        num_slow=parted.num_slow,
+    )
+
+
+def _old_launch(measurement: Measurement) -> Launch:
+    typical = statistics.fmean(measurement.batch_median_s)
+    return Launch(mean_s=measurement.s_per_it, typical_s=typical)
 
 
 def compare(baseline: Sequence[float], candidate: Sequence[float]) -> Comparison:
     """Compare launches that alternated A B A B …, the baseline (A) first.
 
-    Least squares on the logarithms with three terms: a level, a drift linear in the order of
-    launches, and the candidate's effect. Each launch is one value: iterations within a launch
-    share its luck and are no independent evidence. With n rounds the interval is Student's t
-    with 2n - 3 degrees of freedom. One round has no drift removed and no interval.
+    With n rounds the interval is Student's t with 2n - 3 degrees of freedom. One round has no
+    drift removed and no interval.
 
     Args:
         baseline: s/it of the baseline's launches, in order.
@@ -45,85 +114,105 @@ def compare(baseline: Sequence[float], candidate: Sequence[float]) -> Comparison
         ValueError: No round, more than one launch without its partner, or a time that is not
             positive and finite.
     """
-    return _compare(baseline, candidate, confidence=0.95)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Launch:
-    """One launch of a comparison, by two summaries of its iterations (s/it)."""
-
-    mean_s: float
-    """Window time ÷ iterations: the objective."""
-    typical_s: float
-    """Mean of the batches' median times: what the launch takes without its spikes."""
-
-
-def compare_launches(baseline: Sequence[Launch], candidate: Sequence[Launch]) -> Comparison:
-    """As :func:`compare`, without the noise of spikes that fall on both sides alike.
-
-    A few iterations at 1.5 times the usual make most of a launch's noise, although they say
-    nothing about the configuration: then typical times are compared. But where the share that
-    spikes add differs between the two (99 % interval), or mean and typical times point to
-    different sides, the spikes may belong to one of them, and the mean times are compared.
-    """
-    surcharges = [
-        [launch.mean_s / launch.typical_s for launch in side] for side in (baseline, candidate)
-    ]
-    spikes = _compare(*surcharges, confidence=0.99)
-    means = compare([launch.mean_s for launch in baseline], [launch.mean_s for launch in candidate])
-    typical = compare(
-        [launch.typical_s for launch in baseline], [launch.typical_s for launch in candidate]
+    turns = alternating(
+        [Launch(mean_s=s, typical_s=s) for s in baseline],
+        [Launch(mean_s=s, typical_s=s) for s in candidate],
     )
-    same_side = (means.ratio > 1) == (typical.ratio > 1)
-    return typical if same_side and spikes.verdict_hint == "tie" else means
+    return _by([turn.launch.mean_s for turn in turns], turns, 0, 1, CONFIDENCE)
 
 
-def _compare(
-    baseline: Sequence[float], candidate: Sequence[float], *, confidence: float
-) -> Comparison:
+def alternating(baseline: Sequence[Launch], candidate: Sequence[Launch]) -> tuple[Turn, ...]:
+    """Return launches A B A B … as turns of the sides 0 and 1.
+
+    Raises:
+        ValueError: They are no alternating rounds.
+    """
     rounds = len(candidate)
     if rounds < 1 or len(baseline) - rounds not in (0, 1):
         raise ValueError(
             f"{len(baseline)} and {rounds} launches are no alternating rounds of a comparison"
         )
-    logs, positions, is_candidate = _interleave(baseline, candidate)
+    turns = [Turn(side=0, position=2 * i, launch=one) for i, one in enumerate(baseline)]
+    turns += [Turn(side=1, position=2 * i + 1, launch=one) for i, one in enumerate(candidate)]
+    return tuple(sorted(turns, key=lambda turn: turn.position))
+
+
+def compare_launches(baseline: Sequence[Launch], candidate: Sequence[Launch]) -> Comparison:
+    """As :func:`compare_turns`, for two sides that took turns, A B A B."""
+    return compare_turns(alternating(baseline, candidate), 0, 1)
+
+
+def compare_turns(
+    turns: Sequence[Turn], reference: int, candidate: int, *, confidence: float = CONFIDENCE
+) -> Comparison:
+    """Compare two sides of launches in turns, without the noise of slow iterations.
+
+    What is asked is the ratio of the mean times. It is the ratio of the typical times, times the
+    ratio of what slow iterations add. A few iterations at 1.5 times the usual make most of a
+    launch's noise; coming from the machine, they meet sides that take turns alike, so the second
+    ratio is 1 and leaving it out favours nobody. It is left out only while nothing speaks
+    against that: where the share that slow iterations add differs between the two (95 %
+    interval), or mean and typical times point to different sides, they may belong to one of
+    them, and the mean times are compared with all their noise. Where there are slow iterations,
+    that makes two questions of one, so each interval is widened for two (Bonferroni).
+
+    Args:
+        turns: Launches in turns; those of other sides are left out, but their places stay.
+        reference: The side that is compared with.
+        candidate: The side that is asked about.
+        confidence: Of the interval. For k candidates ``1 - 0.05 / k`` keeps the chance that any
+            of them is wrongly called faster (Bonferroni).
+
+    Raises:
+        ValueError: A side has no launch, or a time is not positive and finite.
+    """
+    turns = [turn for turn in turns if turn.side in (reference, candidate)]
+    means = [turn.launch.mean_s for turn in turns]
+    typical = [turn.launch.typical_s for turn in turns]
+    surcharges = [mean / usual for mean, usual in zip(means, typical, strict=True)]
+    spikes = _by(surcharges, turns, reference, candidate, OWN_SURCHARGE)
+    questions = 1 if means == typical else 2
+    confidence = 1.0 - (1.0 - confidence) / questions
+    by_means = _by(means, turns, reference, candidate, confidence)
+    by_typical = _by(typical, turns, reference, candidate, confidence)
+    same_side = (by_means.ratio > 1) == (by_typical.ratio > 1)
+    return by_typical if same_side and spikes.verdict_hint == "tie" else by_means
+
+
+def _by(
+    seconds: Sequence[float], turns: Sequence[Turn], reference: int, candidate: int, share: float
+) -> Comparison:
+    for value in seconds:
+        if not math.isfinite(value) or value <= 0:
+            raise ValueError(f"a launch's s/it must be positive and finite, not {value!r}")
+    logs = [math.log(value) for value in seconds]
+    rounds = sum(turn.side == candidate for turn in turns)
+    if not rounds or all(turn.side != reference for turn in turns):
+        raise ValueError("a comparison needs a launch of either side")
     if len(logs) < 4:
+        gain = _mean(logs, turns, reference) - _mean(logs, turns, candidate)
         return Comparison(
-            ratio=math.exp(logs[0] - logs[1]),
-            low=None,
-            high=None,
-            verdict_hint="tie",
-            rounds=rounds,
+            ratio=math.exp(gain), low=None, high=None, verdict_hint="tie", rounds=rounds
         )
-    effect, half = _effect(logs, positions, is_candidate, confidence)
-    gain = -effect
-    hint: Literal["faster", "slower", "tie"] = "tie"
-    if gain - half > 0:
+    marks = [float(turn.side == candidate) for turn in turns]
+    effect, half = _effect(logs, [float(turn.position) for turn in turns], marks, share)
+    hint: Hint = "tie"
+    if -effect - half > 0:
         hint = "faster"
-    elif gain + half < 0:
+    elif -effect + half < 0:
         hint = "slower"
     return Comparison(
-        ratio=math.exp(gain),
-        low=math.exp(gain - half),
-        high=math.exp(gain + half),
+        ratio=math.exp(-effect),
+        low=math.exp(-effect - half),
+        high=math.exp(-effect + half),
         verdict_hint=hint,
         rounds=rounds,
     )
 
 
-def _interleave(
-    baseline: Sequence[float], candidate: Sequence[float]
-) -> tuple[list[float], list[float], list[float]]:
-    launches = [(2 * i, 0.0, seconds) for i, seconds in enumerate(baseline)]
-    launches += [(2 * i + 1, 1.0, seconds) for i, seconds in enumerate(candidate)]
-    launches.sort()
-    for _, _, seconds in launches:
-        if not math.isfinite(seconds) or seconds <= 0:
-            raise ValueError(f"a launch's s/it must be positive and finite, not {seconds!r}")
-    return (
-        [math.log(seconds) for _, _, seconds in launches],
-        [float(position) for position, _, _ in launches],
-        [mark for _, mark, _ in launches],
+def _mean(logs: Sequence[float], turns: Sequence[Turn], side: int) -> float:
+    return statistics.fmean(
+        value for value, turn in zip(logs, turns, strict=True) if turn.side == side
     )
 
 

@@ -35,3 +35,13 @@ def make(
 
     options = {key: value for key, value in settings["optimizer"].items() if key != "type"}
     return torch.optim.AdamW(parameters, **{**options, "betas": tuple(options["betas"])})
+
+
+def state_dtypes(optimizer: torch.optim.Optimizer) -> set[torch.dtype]:
+    """Return the formats of the moments; empty before the first update."""
+    return {
+        moments[name].dtype
+        for moments in optimizer.state.values()
+        for name in ("exp_avg", "exp_avg_sq")
+        if name in moments
+    }

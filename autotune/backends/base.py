@@ -79,6 +79,13 @@ class Engine(Protocol):
     def read_back(self) -> Mapping[str, tuple[Any, ReadBackLevel]]:
         """Full knob name to the value that the running engine has, and how it was read."""
 
+    def formats(self) -> Mapping[str, str]:
+        """Return the number formats that the engine holds after its first update.
+
+        By the fields of the plan's precision, and ``optimizer`` for the optimizer's state; what
+        the engine cannot tell is left out.
+        """
+
     def notes(self) -> Mapping[str, Any]:
         """What the record should say besides (versions of a rule, keys that were not read back)."""
 

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from autotune.backends import adamw
 from autotune.backends.base import IncompatibleConfigError, RankContext
 from autotune.backends.filling import fill
-from autotune.backends.numberformats import TORCH_DTYPES
+from autotune.backends.numberformats import TORCH_DTYPES, names_of
 from autotune.contract.outcome import ReadBackLevel
 from autotune.contract.plan import Plan
 from autotune.models import checkpointing
@@ -111,6 +111,12 @@ class DdpEngine:
             "ddp.static_graph": (bool(logged.get("static_graph", 0)), "live"),
         }
         return found
+
+    def formats(self) -> Mapping[str, str]:
+        return {
+            "master": names_of(p.dtype for p in self._parameters),
+            "optimizer": names_of(adamw.state_dtypes(self._optimizer)),
+        }
 
     def notes(self) -> Mapping[str, Any]:
         logged = self._logged()

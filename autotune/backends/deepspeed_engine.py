@@ -98,6 +98,9 @@ class DeepSpeedEngine:
             found["memory_efficient_linear"] = (linear, "effect")
         return {f"{owner}.{key}": value for key, value in found.items()}
 
+    def formats(self) -> Mapping[str, str]:
+        return {}  # stages and precisions keep them in too many places; parity shows them
+
     def notes(self) -> Mapping[str, Any]:
         optimizer = self._engine.optimizer
         notes: dict[str, Any] = {"zero_optimizer": type(optimizer).__name__}

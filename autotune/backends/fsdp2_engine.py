@@ -23,7 +23,7 @@ from torch import nn
 
 from autotune.backends import adamw
 from autotune.backends.base import IncompatibleConfigError, RankContext
-from autotune.backends.numberformats import TORCH_DTYPES
+from autotune.backends.numberformats import TORCH_DTYPES, names_of
 from autotune.contract.outcome import ReadBackLevel
 from autotune.contract.plan import Plan
 from autotune.models import checkpointing
@@ -93,8 +93,38 @@ class Fsdp2Engine:
         }
         return found
 
+    def formats(self) -> Mapping[str, str]:
+        held = [held for group in self._all_groups() for held in group.fsdp_params]
+        # None where torch needs no cast: the compute format is the weights' own, the format of
+        # reduction the compute's (_fsdp_param.py, init_dtype_attrs).
+        computed = [one.param_dtype or one.orig_dtype for one in held]
+        return {
+            "master": names_of(p.dtype for p in self._parameters),
+            "compute": names_of(computed),
+            "reduce": names_of(
+                one.reduce_dtype or dtype for one, dtype in zip(held, computed, strict=True)
+            ),
+            "optimizer": names_of(adamw.state_dtypes(self._optimizer)),
+        }
+
     def notes(self) -> Mapping[str, Any]:
-        return {"fsdp2_units": len(self._units) + 1}
+        root = [_reshard_of(group) for group in _groups(self._module)]
+        return {
+            "fsdp2_units": len(self._units) + 1,
+            "fsdp2_groups": len(self._all_groups()),
+            "fsdp2_reshard_root": root[0] if root else None,
+            "fsdp2_reshard_units": [
+                _reshard_of(group) for unit in self._units for group in _groups(unit[0])
+            ],
+        }
+
+    def _all_groups(self) -> list[Any]:
+        """Every set of weights that is gathered in one collective; the root's come first."""
+        return [
+            group
+            for module in (self._module, *(unit[0] for unit in self._units))
+            for group in _groups(module)
+        ]
 
     def close(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
@@ -170,7 +200,9 @@ def build(settings: dict[str, Any], plan: Plan, rank: RankContext) -> Fsdp2Engin
         _shard(module, units, settings, plan)
         _set_prefetch(module, units, knobs)
     except (ValueError, NotImplementedError) as error:
-        raise IncompatibleConfigError(f"fully_shard refuses the configuration: {error}") from error
+        raise IncompatibleConfigError(
+            f"fully_shard of torch {torch.__version__} refuses the configuration: {error}"
+        ) from error
     module.to_empty(device=rank.device)
     _fill(module, source, rank)
     return Fsdp2Engine(module, units, layers, embedding, settings)

@@ -137,7 +137,8 @@ class Panel:
         if not self._relaunched:
             return None
         each = (now - self._confirming_since) / self._relaunched
-        missing = 2 * (self._confirming.rounds - self._confirming.done) - self._relaunched
+        sides = 2 + len(self._confirming.others)
+        missing = sides * (self._confirming.rounds - self._confirming.done) - self._relaunched
         return each * max(0, missing)
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from autotune.contract.duration import duration_text, seconds_text
 from autotune.knobs.words import settings_words
-from autotune.report.words import compared_lines
+from autotune.report.words import compared_lines, disturbances
 from autotune.search.events import (
     ConfirmationStarted,
     Event,
@@ -41,8 +41,10 @@ def lines_of(event: Event, width: int = WIDTH) -> list[str]:
         return [f"  {progress_text(event)}"]
     if isinstance(event, ConfirmationStarted):
         done = f", {event.done} of them done" if event.done else ""
+        names = ", ".join(str(number) for number in (event.finalist, *event.others))
+        trials = f"trials {names}" if event.others else f"trial {names}"
         return [
-            f"confirmation: trial {event.finalist} and the baseline are launched again in turns, "
+            f"confirmation: {trials} and the baseline are launched again in turns, "
             f"{event.rounds} rounds{done}"
         ]
     if isinstance(event, Finished):
@@ -105,6 +107,7 @@ def _ended(event: LaunchEnded) -> list[str]:
         notes = [
             *(["stopped early"] if event.outcome.state == "stopped_early" else []),
             *(["unsteady"] if measured.unsteady else []),
+            *disturbances(measured.alloc_retries, measured.throttled),
             *(["check its notes: " + str(n) for k, n in measured.notes.items() if k == GAP]),
         ]
         suffix = f" ({', '.join(notes)})" if notes else ""

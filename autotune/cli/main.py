@@ -28,6 +28,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "status": ("autotune.cli.status", "Show how far a study is."),
     "report": ("autotune.cli.report", "Show what a study found; --json for programs."),
     "export": ("autotune.cli.export", "Write the best configuration for production."),
+    "compare": ("autotune.cli.compare", "Say which of two configurations is faster."),
     "doctor": ("autotune.cli.doctor", "Check whether a search can run here; --json for programs."),
     "import": ("autotune.cli.import_", "Rebuild the database from trial folders."),
 }

@@ -11,7 +11,7 @@ import math
 from typing import Any, Literal
 
 from autotune.contract.failures import FailureKind, Phase
-from autotune.contract.plan import CheckPoint
+from autotune.contract.plan import CheckPoint, MicroStep
 
 ReadBackLevel = Literal["live", "parsed", "effect", "schedule"]
 RankStatus = Literal["measured", "stopped_early", "failed"]
@@ -79,6 +79,15 @@ class RankMeasurement:
     peak_worst_case_bytes: int
     memory_limit_bytes: int
     """What the rank may use before the margin is taken off."""
+    peak_first_bytes: int = 0
+    """Peak of the first iteration, at whose end the optimizer makes its state; 0: not taken."""
+    alloc_retries: int = 0
+    """Times in the timed window that the allocator had to give its cache back to go on."""
+    recompiled_iterations: int = 0
+    """Iterations of whole cycles that were run again, untimed, because a rank compiled in them."""
+    throttled: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Why the device's clocks were held down in the timed window (``power``, ``thermal``, …), to
+    the share of it."""
     compile_s: float = 0.0
     """Time of warm-up iterations beyond their steady time: compilation, tracing, first step."""
     read_back: dict[str, ReadBack]
@@ -128,11 +137,22 @@ class PeakMemory:
     timed: int
     worst_case: int
     limit: int
+    first: int = 0
+    """In the first iteration, at whose end the optimizer makes its state; 0: not taken."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gap:
+    """How far a number lies from the baseline's, as a share of it."""
+
+    apart: float
+    """The largest over the check iterations that were compared."""
+    allowed: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """A trial's result, of the slowest rank. Raw times stay in the rank records."""
+    """A trial's result, of the slowest rank; the rank records hold the raw times of all."""
 
     s_per_it: float
     """Window time ÷ iterations of the slowest rank: the objective."""
@@ -144,6 +164,8 @@ class Measurement:
     batch_median_s: tuple[float, ...]
     """Median iteration time of each batch of the cycle."""
     iterations: int
+    iteration_s: tuple[float, ...] = ()
+    """Raw time of every timed iteration, in order; empty in records of earlier versions."""
     window_s: float
     warmup_iterations: int
     warmup_total_s: float
@@ -160,10 +182,23 @@ class Measurement:
     distinct_shapes: int | None
     checks: tuple[CheckPoint, ...]
     final_loss: float | None
+    gaps: dict[str, Gap] = dataclasses.field(default_factory=dict)
+    """What the numerics gate found: ``first_loss``, ``first_grad_norm``, ``loss``, ``grad_norm``
+    (of later check iterations). Empty for the baseline's first launch, which the others meet."""
     read_back: dict[str, ReadBack]
     implementations: dict[str, str]
     backward: dict[str, str] = dataclasses.field(default_factory=dict)
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    alloc_retries: int = 0
+    """Times in the timed window that a rank's allocator had to give its cache back; their sum."""
+    recompiled_iterations: int = 0
+    """As each rank's: they decide together."""
+    throttled: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Why a device's clocks were held down, to the largest share of the window on any rank."""
+    memory_margin_bytes: int = 0
+    """What had to stay free on every rank."""
+    worst_case: MicroStep | None = None
+    """The micro-step that the memory probe stands for."""
 
     def __post_init__(self) -> None:
         for name in ("s_per_it", "low", "high", "median_s", "p95_s", "window_s"):

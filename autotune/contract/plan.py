@@ -7,6 +7,7 @@ starts. A plan holds no default that a reader would have to know: every live kno
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, Literal
 
 from autotune.contract import codec, jsonfile
@@ -319,7 +320,7 @@ class Plan:
         """
         return 1 if isinstance(self.workload, CommandWorkload) else self.topology.processes
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
         """SHA-256 of the canonical JSON."""
         return jsonfile.digest(codec.to_json(self))

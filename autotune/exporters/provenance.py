@@ -45,6 +45,7 @@ def provenance(
         "speedup": best["speedup"],
         "s_per_it": best["s_per_it"],
         "baseline_s_per_it": request.report["baseline"]["s_per_it"],
+        "numerics": best["numerics"],
         "params": best["params"],
         "config": request.plan.config,
         "unverified": request.plan.unverified,

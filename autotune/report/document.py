@@ -4,8 +4,9 @@ Beyond the keys that DESIGN.md fixes it holds ``running``, ``topology``, ``proje
 ``problems``; trials carry ``origin``, ``other_context``, ``outside_space``, ``unsteady``,
 ``invalid_s_per_it``, ``warmup_s``, ``compile_s`` and ``log``; ``baseline`` and ``best`` carry
 ``read_back`` (how far each setting was seen in effect), ``implementations`` and ``unverified``;
-``best`` carries the verdict's ``reason`` and ``later_trials``,
-how many were launched after it.
+``best`` carries the verdict's ``reason``, ``later_trials``, how many were launched after it, and
+``compared``, every finalist's speed against the baseline. ``ranking`` puts all valid trials in
+order, by the estimates of :mod:`autotune.analysis.ranking`.
 
 Before there is a verdict ``best.verdict`` is null: ``best`` is then the fastest complete trial,
 ``speedup.ratio`` compares single launches, and its ``low`` and ``high`` are null because nothing
@@ -20,6 +21,8 @@ from collections import Counter
 from typing import Any, Final
 
 from autotune.analysis.launches import LaunchTime, summarise
+from autotune.analysis.paired import launches_of
+from autotune.analysis.ranking import estimates
 from autotune.contract import codec
 from autotune.contract.failures import FailureKind
 from autotune.contract.outcome import Measurement, Outcome, PeakMemory
@@ -48,6 +51,7 @@ def build(contents: StudyContents) -> dict[str, Any]:
         "counts": counts(contents),
         "baseline": _configuration(contents, baseline),
         "best": best,
+        "ranking": ranking(contents),
         "projection": _projection(contents, baseline, best["trial"]),
         "trials": [_trial(contents, trial) for trial in contents.trials],
         "remeasurements": [_remeasurement(contents, again) for again in contents.remeasurements],
@@ -68,6 +72,16 @@ def counts(contents: StudyContents) -> dict[str, int]:
             found[_kind(trial) or "crash"] += 1
     kinds = sorted((kind for kind in found if kind != "measured"), key=lambda k: (-found[k], k))
     return {"measured": found["measured"]} | {kind: found[kind] for kind in kinds}
+
+
+def ranking(contents: StudyContents) -> list[dict[str, Any]]:
+    """Valid trials, the fastest first, by the estimate from all launches of each."""
+    launches = contents.launches_in_order()
+    numbers = [number for number, _ in launches]
+    times = estimates(list(zip(numbers, launches_of(launches), strict=True)))
+    valid = {trial.number for trial in contents.trials if contents.may_be_best(trial)}
+    order = sorted((seconds, number) for number, seconds in times.items() if number in valid)
+    return [{"trial": number, "s_per_it": seconds} for seconds, number in order]
 
 
 def current_verdict(contents: StudyContents) -> Verdict | None:
@@ -91,7 +105,7 @@ def _num_later(contents: StudyContents, verdict: Verdict) -> int:
         trial.header.created_at > verdict.at
         or (trial.outcome is not None and trial.outcome.submitted_at > verdict.at)
         for trial in contents.trials
-        if contents.comparable(trial)
+        if contents.comparable(trial) and contents.inside(trial)
     )
 
 
@@ -103,7 +117,11 @@ def _best(contents: StudyContents, baseline: TrialRecord | None) -> dict[str, An
         trial = baseline
     else:
         trial = None if verdict.best_trial is None else contents.trial(verdict.best_trial)
-    more = {"reason": verdict.reason or None, "later_trials": _num_later(contents, verdict)}
+    more = {
+        "reason": verdict.reason or None,
+        "later_trials": _num_later(contents, verdict),
+        "compared": [codec.to_json(one) for one in verdict.compared],
+    }
     if trial is None or _time(contents, trial) is None:
         return _result_of(contents, None, None, "none_feasible") | more
     speedup: dict[str, Any] | None = None
@@ -120,7 +138,8 @@ def _result_of(
     speedup: dict[str, Any] | None,
     verdict: str | None,
 ) -> dict[str, Any]:
-    more = {"speedup": speedup, "verdict": verdict, "reason": None, "later_trials": 0}
+    more: dict[str, Any] = {"speedup": speedup, "verdict": verdict, "reason": None}
+    more |= {"later_trials": 0, "compared": []}
     return _configuration(contents, trial) | more
 
 
@@ -163,11 +182,7 @@ def _configuration(contents: StudyContents, trial: TrialRecord | None) -> dict[s
             "s_per_it": None,
             "num_launches": 0,
             "peak_memory_bytes": None,
-            "read_back": {},
-            "implementations": {},
-            "backward": {},
-            "unverified": {},
-            "rounding": [],
+            **_in_effect(None),
         }
     launches = contents.launches(trial.number)
     time = summarise(launches)
@@ -197,10 +212,16 @@ def _in_effect(launch: Measurement | None) -> dict[str, Any]:
     """What was seen in the running engine, and what was passed to it unseen."""
     if launch is None:
         return {
-            "read_back": {}, "implementations": {}, "backward": {}, "unverified": {}, "rounding": []
-        }  # fmt: skip
+            "read_back": {},
+            "numerics": {},
+            "implementations": {},
+            "backward": {},
+            "unverified": {},
+            "rounding": [],
+        }
     return {
         "read_back": {name: back.level for name, back in sorted(launch.read_back.items())},
+        "numerics": codec.to_json(launch.gaps),
         "implementations": launch.implementations,
         "backward": launch.backward,
         "unverified": launch.notes.get("unverified", {}),
@@ -222,6 +243,10 @@ def _trial(contents: StudyContents, trial: TrialRecord) -> dict[str, Any]:
         "micro_steps": measured.micro_steps if measured else None,
         "padding_share": measured.padding_share if measured else None,
         "distinct_shapes": measured.distinct_shapes if measured else None,
+        "memory": _memory(measured),
+        "alloc_retries": measured.alloc_retries if measured else None,
+        "recompiled_iterations": measured.recompiled_iterations if measured else None,
+        "throttled": measured.throttled if measured else None,
         "unsteady": measured.unsteady if measured else None,
         "warmup_s": measured.warmup_total_s if measured else None,
         "compile_s": measured.compile_s if measured else None,
@@ -232,12 +257,28 @@ def _trial(contents: StudyContents, trial: TrialRecord) -> dict[str, Any]:
     }
 
 
+def _memory(measured: Measurement | None) -> dict[str, Any] | None:
+    """Where the peaks lie, and what they have to fit in."""
+    if measured is None:
+        return None
+    peak, worst = measured.peak_memory, measured.worst_case
+    return {
+        "first_bytes": peak.first or None,
+        "timed_bytes": peak.timed,
+        "worst_case_bytes": peak.worst_case,
+        "limit_bytes": peak.limit,
+        "margin_bytes": measured.memory_margin_bytes,
+        "worst_case_shape": None if worst is None else [worst.rows, worst.length],
+    }
+
+
 def _remeasurement(contents: StudyContents, again: RemeasurementRecord) -> dict[str, Any]:
     return {
         "number": again.number,
         "role": again.header.role,
         "trial": again.header.trial,
         "round": again.header.round,
+        "comparison": again.header.comparison,
         **_result(again),
         "other_context": again.header.context != contents.study.context,
     }

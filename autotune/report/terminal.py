@@ -70,7 +70,8 @@ def _headline(console: Console, contents: StudyContents, report: Mapping[str, An
     first, *more = words.verdict_lines(report)
     _line(console, "result", first, "bold")
     verdict = document.current_verdict(contents)
-    if verdict is not None and verdict.verdict == "keep_baseline":
+    several = verdict is not None and len(verdict.compared) > 1
+    if verdict is not None and (several or verdict.verdict == "keep_baseline"):
         more = [*more, *words.compared_lines(verdict)]
     for line in more:
         _line(console, "", line)
@@ -91,6 +92,10 @@ def _headline(console: Console, contents: StudyContents, report: Mapping[str, An
         _line(console, "unverified", f"{name} = {value!r} was passed on and not read back")
     for name in shown["rounding"]:
         _line(console, "rounding", f"{name} changes rounding; the numerics gate has passed it")
+    for name, gap in shown["numerics"].items():
+        far = f"{gap['apart']:.1g} from the baseline's, {gap['allowed']:.1g} allowed"
+        text = f"{words.GAPS[name]}: {far}"
+        _line(console, "numerics", text)
     _projection(console, report)
 
 
@@ -215,6 +220,7 @@ def _trial_cells(trial: Mapping[str, Any]) -> tuple[str, ...]:
         )
         if trial[key]
     ]
+    flags += words.disturbances(trial["alloc_retries"], trial["throttled"])
     state = trial["kind"] or trial["state"]
     return (
         str(trial["number"]),

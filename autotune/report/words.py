@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from autotune.contract.duration import seconds_text
 from autotune.store.records import Verdict
@@ -71,6 +71,12 @@ def speedup_text(best: Mapping[str, Any]) -> str:
 
 def compared_lines(verdict: Verdict) -> tuple[str, ...]:
     """What the alternating launches of the confirmation measured, if there were enough."""
+    if len(verdict.compared) > 1:
+        return tuple(
+            f"Trial {one.trial} ran at {one.ratio:.2f}× the baseline's speed in {one.rounds} rounds"
+            + ("" if one.low is None else f" ({one.low:.2f} … {one.high:.2f})")
+            for one in verdict.compared
+        )
     if verdict.ratio is None or verdict.low is None or verdict.high is None:
         return ()
     trial = verdict.best_trial if verdict.finalist is None else verdict.finalist
@@ -118,6 +124,27 @@ def leaves(settings: Mapping[str, Any], place: str = "") -> tuple[tuple[str, Any
         else:
             found.append((f"{place}{key}", value))
     return tuple(found)
+
+
+GAPS: Final = {
+    "first_loss": "first loss",
+    "first_grad_norm": "first gradient norm",
+    "loss": "later losses",
+    "grad_norm": "later gradient norms",
+}
+"""What the numerics gate compares."""
+
+
+def disturbances(alloc_retries: int | None, throttled: Mapping[str, float] | None) -> list[str]:
+    """What held a launch up while it was timed. The power cap is left out: it holds all alike."""
+    found = []
+    if alloc_retries:
+        times = "once" if alloc_retries == 1 else f"{alloc_retries} times"
+        found.append(f"the allocator ran out of room {times}")
+    for reason, share in (throttled or {}).items():
+        if reason != "power":
+            found.append(f"clocks held down ({reason.replace('_', ' ')}, {share:.0%})")
+    return found
 
 
 def bytes_text(count: int | None) -> str:

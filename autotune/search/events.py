@@ -78,9 +78,11 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConfirmationStarted:
-    """The best configuration is launched again, in turns with the baseline."""
+    """The best configurations are launched again, in turns with the baseline."""
 
     finalist: int
+    others: tuple[int, ...] = ()
+    """Further finalists."""
     rounds: int
     done: int
     """Rounds that an interrupted search has already finished."""

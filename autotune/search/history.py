@@ -6,18 +6,20 @@ another workload, topology or environment are kept and shown, never told, compar
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Iterator
 from typing import Any, Final
 
-from autotune.analysis.noise import launch_spread
+from autotune.analysis.paired import Launch, launches_of
+from autotune.analysis.ranking import estimates
 from autotune.contract.failures import POLICIES, FailureKind
 from autotune.contract.outcome import Failure
 from autotune.search.dominance import known_too_large, likely_too_large
 from autotune.search.observations import Observation
 from autotune.space.model import Config
 from autotune.space.search_space import SearchSpace
-from autotune.store.records import StudyContents, TrialRecord
+from autotune.store.records import COMPARED, StudyContents, TrialRecord
 
 MEMORY_KINDS: Final = ("oom_device", "oom_host")
 
@@ -32,12 +34,22 @@ def failure_of(trial: TrialRecord) -> Failure | None:
     return trial.outcome.failure if trial.outcome is not None else None
 
 
-def is_counted(trial: TrialRecord) -> bool:
-    """Whether the trial is one of the ``--trials`` that the user asked for."""
+def is_of_search(trial: TrialRecord) -> bool:
+    """Whether the search made the trial: baseline, anchor or proposal, not a comparison's file."""
+    return not trial.header.origin.startswith(COMPARED)
+
+
+def has_ended(trial: TrialRecord) -> bool:
+    """Whether the configuration itself, and not the machine or the user, ended the trial."""
     if trial.outcome is None:
         return False
     failure = trial.outcome.failure
     return failure is None or POLICIES[failure.kind].counts
+
+
+def is_counted(trial: TrialRecord) -> bool:
+    """Whether the trial is one of the ``--trials`` that the user asked for."""
+    return is_of_search(trial) and has_ended(trial)
 
 
 def counted(contents: StudyContents) -> int:
@@ -54,7 +66,8 @@ def unfinished(contents: StudyContents) -> tuple[TrialRecord, ...]:
     return tuple(
         trial
         for trial in comparable(contents)
-        if not is_counted(trial)
+        if is_of_search(trial)
+        and not has_ended(trial)
         and (contents.inside(trial) or (baseline is not None and trial.number == baseline.number))
     )
 
@@ -78,7 +91,7 @@ def observations(contents: StudyContents, space: SearchSpace) -> tuple[Observati
     """What the sampler is told: launched configurations inside the present space that teach."""
     found: list[Observation] = []
     for trial in comparable(contents):
-        if not is_counted(trial):
+        if not has_ended(trial):
             continue
         failure = failure_of(trial)
         if failure is not None and not POLICIES[failure.kind].teaches:
@@ -99,7 +112,11 @@ def config_of(trial: TrialRecord) -> Config:
 
 def launched_keys(contents: StudyContents) -> frozenset[str]:
     """Canonical keys that must not be launched as a new trial."""
-    return frozenset(trial.header.key for trial in comparable(contents))
+    return frozenset(
+        trial.header.key
+        for trial in comparable(contents)
+        if is_of_search(trial) or has_ended(trial)
+    )
 
 
 def is_too_large(contents: StudyContents, config: Config) -> bool:
@@ -131,49 +148,38 @@ def s_per_it(contents: StudyContents, number: int) -> float | None:
     return statistics.median(times) if times else None
 
 
-def search_time(contents: StudyContents, number: int) -> float | None:
-    """Median over a trial's launches, those of a confirmation left out.
+def search_launches(contents: StudyContents, number: int) -> tuple[Launch, ...]:
+    """A trial's launches, those of confirmations and comparisons left out.
 
-    So the choice of the finalist does not depend on how far its confirmation is.
+    So the choice of the finalists does not depend on how far their confirmation is.
     """
-    trial = contents.trial(number)
-    if trial is None or trial.state != "complete":
-        return None
-    again = [
-        one.measurement
-        for one in contents.remeasurements
-        if one.header.trial == number
-        and one.header.round is None
-        and one.header.context == contents.study.context
-        and one.state == "complete"
-    ]
-    times = [one.s_per_it for one in (trial.measurement, *again) if one is not None]
-    return statistics.median(times)
+    return tuple(launch for one, launch in _of_the_search(contents) if one == number)
+
+
+def _of_the_search(contents: StudyContents) -> tuple[tuple[int, Launch], ...]:
+    rounds = tuple(
+        again if again.header.round is None else dataclasses.replace(again, attempts=())
+        for again in contents.remeasurements
+    )
+    searched = dataclasses.replace(contents, remeasurements=rounds)
+    launches = searched.launches_in_order()
+    return tuple(zip((number for number, _ in launches), launches_of(launches), strict=True))
 
 
 def ranking(contents: StudyContents) -> tuple[TrialRecord, ...]:
     """Complete trials that may be best, the fastest first: inside the space, or the baseline."""
-    baseline = contents.baseline()
-    out = contents.disqualified()
-    ranked: list[tuple[float, int, TrialRecord]] = []
-    for trial in comparable(contents):
-        is_baseline = baseline is not None and trial.number == baseline.number
-        allowed = is_baseline or (contents.inside(trial) and trial.number not in out)
-        if trial.state != "complete" or not allowed:
-            continue
-        time = search_time(contents, trial.number)
-        if time is not None:
-            ranked.append((time, trial.number, trial))
+    times = search_times(contents)
+    ranked = [
+        (times[trial.number], trial.number, trial)
+        for trial in contents.trials
+        if trial.number in times and contents.may_be_best(trial)
+    ]
     return tuple(trial for _, _, trial in sorted(ranked, key=lambda item: item[:2]))
 
 
-def noise_share(contents: StudyContents) -> float | None:
-    """Spread between launches of the baseline, as a share; ``None`` before it has two."""
-    baseline = contents.baseline()
-    if baseline is None:
-        return None
-    times = [one.s_per_it for one in contents.launches(baseline.number)]
-    return launch_spread(times) if len(times) > 1 else None
+def search_times(contents: StudyContents) -> dict[int, float]:
+    """Each trial's estimated s/it by the launches of the search (``analysis.ranking``)."""
+    return estimates(_of_the_search(contents))
 
 
 def causes(contents: StudyContents) -> tuple[tuple[FailureKind, str, int, int], ...]:

@@ -63,6 +63,24 @@ def judge(
     cause = find_cause(plan, folder, status, readings, oom_kills=oom_kills)
     if cause is not None:
         return _failed(plan, status, records, cause)
+    return judge_measured(
+        plan,
+        records,
+        status,
+        flops_per_s_at_peak=flops_per_s_at_peak,
+        flops_per_iteration=flops_per_iteration,
+    )
+
+
+def judge_measured(
+    plan: Plan,
+    records: Sequence[RankRecord],
+    status: JobStatus,
+    *,
+    flops_per_s_at_peak: float | None = None,
+    flops_per_iteration: float | None = None,
+) -> Outcome:
+    """As :func:`judge`, for the records of ranks that all reached their end."""
     measured = [record.measurement for record in records if record.measurement is not None]
     problem = _invalid(plan, measured)
     if problem is not None:
@@ -205,6 +223,7 @@ def _merge(plan: Plan, measured: Sequence[RankMeasurement]) -> Measurement:
         p95_s=timing.quantile(slowest.iteration_s, 0.95),
         batch_median_s=timing.batch_medians(slowest.iteration_s, cycle),
         iterations=len(slowest.iteration_s),
+        iteration_s=slowest.iteration_s,
         window_s=slowest.window_s,
         warmup_iterations=len(slowest.warmup_s),
         warmup_total_s=math.fsum(slowest.warmup_s),
@@ -219,11 +238,32 @@ def _merge(plan: Plan, measured: Sequence[RankMeasurement]) -> Measurement:
         distinct_shapes=schedule.distinct_shapes if schedule else None,
         checks=measured[0].checks,
         final_loss=measured[0].final_loss,
+        gaps=numerics.gaps(measured[0].checks, plan.numerics),
         read_back=read_back,
         implementations=measured[0].implementations,
         backward=measured[0].backward,
         notes=notes,
+        alloc_retries=sum(one.alloc_retries for one in measured),
+        recompiled_iterations=max(one.recompiled_iterations for one in measured),
+        throttled=_throttled(measured),
+        memory_margin_bytes=max(_margin(plan, one) for one in measured),
+        worst_case=schedule.worst_case if schedule else None,
     )
+
+
+def _throttled(measured: Sequence[RankMeasurement]) -> dict[str, float]:
+    """The largest share of any rank: the slowest device holds all others up."""
+    found: dict[str, float] = {}
+    for one in measured:
+        for reason, share in one.throttled.items():
+            found[reason] = max(found.get(reason, 0.0), share)
+    return found
+
+
+def _margin(plan: Plan, one: RankMeasurement) -> int:
+    """Bytes that must stay free of what a rank may use."""
+    smallest = GPU_MARGIN_BYTES if plan.topology.device == "cuda" else 0
+    return max(int(one.memory_limit_bytes * plan.memory_margin_share), smallest)
 
 
 def _memory_problem(
@@ -233,8 +273,7 @@ def _memory_problem(
     gib = 1024**3
     for rank, one in enumerate(measured):
         limit, needed = one.memory_limit_bytes, max(one.peak_timed_bytes, one.peak_worst_case_bytes)
-        smallest = GPU_MARGIN_BYTES if plan.topology.device == "cuda" else 0
-        margin = max(int(limit * plan.memory_margin_share), smallest)
+        margin = _margin(plan, one)
         if needed + margin <= limit:
             continue
         return Failure(
@@ -256,6 +295,7 @@ def _peak_memory(measured: Sequence[RankMeasurement]) -> PeakMemory:
         timed=max(one.peak_timed_bytes for one in measured),
         worst_case=max(one.peak_worst_case_bytes for one in measured),
         limit=min(one.memory_limit_bytes for one in measured),
+        first=max(one.peak_first_bytes for one in measured),
     )
 
 

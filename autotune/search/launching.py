@@ -45,6 +45,8 @@ class Launch:
     reference: Reference
     """What the baseline did; empty for its first launch."""
     racing: Racing | None
+    whole_window: bool = False
+    """Whether it is compared with other launches, and so fills its window."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,6 +130,7 @@ class Runner:
             purpose=launch.purpose,
             reference=launch.reference,
             racing=launch.racing,
+            whole_window=launch.whole_window,
         )
         folder = self._recorder.attempt_folder(launch.purpose, launch.number, attempt)
         self._events(

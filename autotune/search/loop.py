@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from autotune.contract.failures import POLICIES, next_step
 from autotune.contract.outcome import Outcome
 from autotune.contract.plan import Racing, Reference
 from autotune.errors import EnvironmentFault, InterruptedSearch, NothingFeasibleError
-from autotune.search import disk, giving_up, history
+from autotune.search import disk, giving_up, history, noise
 from autotune.search.advice import failures_table
 from autotune.search.anchors import Anchor
 from autotune.search.events import EventSink, Message, Progress
@@ -32,8 +32,6 @@ from autotune.store.records import (
 
 NOISE_EVERY: Final = 8
 """Trials between two launches of the baseline that measure the noise between launches."""
-UNKNOWN_NOISE: Final = {"cpu": 0.25, "cuda": 0.05}
-"""Noise taken for racing until it is measured; on two CPU cores up to 21 % was seen."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +61,8 @@ class Loop:
     ) -> None:
         self._settings = settings
         self._planner = planner
-        self._space = planner.space
+        self.space = self._space = planner.space
+        self.device: Literal["cpu", "cuda"] = planner.topology.device
         self._recorder = recorder
         self._runner = runner
         self._projection = projection
@@ -102,7 +101,35 @@ class Loop:
         assert found is not None, "the baseline comes first"
         return found
 
-    def remeasure(self, role: Role, trial: int, round_: int | None, label: str) -> Outcome:
+    def bring_in(self, origin: str, config: Config) -> TrialRecord:
+        """Launch a configuration that the search did not choose, as a trial that does not count.
+
+        One that was launched already, by whomever, is not launched again.
+        """
+        self._pause_point()
+        record = self._known(config.key)
+        if record is None:
+            record = self._open(origin, config)
+        elif history.has_ended(record):
+            return record
+        self._run_trial(record, config, origin.replace(":", " "))
+        done = self._contents.trial(record.number)
+        assert done is not None
+        return done
+
+    def _known(self, key: str) -> TrialRecord | None:
+        known = [one for one in history.comparable(self._contents) if one.header.key == key]
+        return min(known, key=lambda one: not history.has_ended(one), default=None)
+
+    def remeasure(
+        self,
+        role: Role,
+        trial: int,
+        round_: int | None,
+        label: str,
+        *,
+        comparison: int | None = None,
+    ) -> Outcome:
         """Launch a trial's configuration again, as a declared re-measurement."""
         self._pause_point()
         record = self._contents.trial(trial)
@@ -114,6 +141,7 @@ class Loop:
                 role=role,
                 trial=trial,
                 round=round_,
+                comparison=comparison,
                 context=self._contents.study.context,
                 created_at=time.time(),
             )
@@ -128,6 +156,7 @@ class Loop:
                 label=label,
                 reference=self._reference(),
                 racing=None,
+                whole_window=round_ is not None,
             )
         )
         self._after(outcome)
@@ -234,7 +263,8 @@ class Loop:
                 key=config.key,
                 context=study.context,
                 space_fingerprint=study.space_fingerprint,
-                inside_space=self._space.assignment_of(config) is not None,
+                inside_space=self._space.assignment_of(config) is not None
+                and self._space.violated(config) is None,
                 created_at=time.time(),
             )
         )
@@ -254,7 +284,7 @@ class Loop:
                 params=record.header.params,
                 label=label,
                 reference=Reference() if is_baseline else self._reference(),
-                racing=None if is_baseline else self._racing(),
+                racing=None if is_baseline else self._racing(record),
             )
         )
         done = self._contents.trial(record.number)
@@ -335,16 +365,14 @@ class Loop:
         assert measured is not None
         return Reference(checks=measured.checks, implementations=measured.implementations)
 
-    def _racing(self) -> Racing | None:
+    def _racing(self, record: TrialRecord) -> Racing | None:
         ranked = history.ranking(self._contents)
-        if not self._settings.early_stop or not ranked:
+        if not self._settings.early_stop or not ranked or not history.is_of_search(record):
             return None
         best = history.s_per_it(self._contents, ranked[0].number)
         if best is None:
             return None
-        noise = history.noise_share(self._contents)
-        unknown = UNKNOWN_NOISE[self._planner.topology.device]
-        return Racing(best_s_per_it=best, noise_share=unknown if noise is None else noise)
+        return Racing(best_s_per_it=best, noise_share=noise.for_racing(self._contents, self.device))
 
     def _config_again(self, record: TrialRecord) -> Config:
         """The recorded configuration as the present space resolves it."""

@@ -128,8 +128,13 @@ class Planner:
         purpose: Purpose,
         reference: Reference,
         racing: Racing | None,
+        whole_window: bool = False,
     ) -> Plan:
         """Return the plan of one launch of ``config``.
+
+        A launch that is compared with others fills its window (``whole_window``): that its own
+        cycles agree says nothing of the next launch, and windows that end while times happen to
+        agree are the ones without slow iterations.
 
         Raises:
             InputError: The batches cannot be cut this way; :meth:`refusal` says so before.
@@ -137,6 +142,9 @@ class Planner:
         schedule = self._schedule(config)
         if isinstance(schedule, str):
             raise InputError(schedule)
+        rules = measuring(self.topology)
+        if whole_window:
+            rules = dataclasses.replace(rules, interval_share=0.0)
         return Plan(
             study=self.study,
             number=number,
@@ -150,7 +158,7 @@ class Planner:
             workload=self.workload,
             schedule=schedule,
             topology=self.topology,
-            measuring=dataclasses.replace(measuring(self.topology), racing=racing),
+            measuring=dataclasses.replace(rules, racing=racing),
             numerics=numerics(self.workload.precision, reference),
             deadlines=self._deadlines(),
             memory_margin_share=self.space.search.memory_margin_share,
@@ -176,8 +184,23 @@ class Planner:
         schedule = self._schedule(config)
         if isinstance(schedule, str):
             return Refusal(about="workload.global_batch", reason=schedule)
-        backend = backend_of(config.backend)
-        return backend.validate(config.values, self.workload, self.topology)
+        assert schedule is not None
+        return self._too_long(schedule) or backend_of(config.backend).validate(
+            config.values, self.workload, self.topology
+        )
+
+    def _too_long(self, schedule: Schedule) -> Refusal | None:
+        """A row of the cut that is longer than the positions that the model was made for."""
+        assert isinstance(self.workload, Workload)
+        length = schedule.worst_case.length
+        positions = self.workload.model.config.get("max_position_embeddings")
+        if positions is None or length <= positions:
+            return None
+        packed = schedule.batching == "packed"
+        return Refusal(
+            about="workload.max_tokens" if packed else "workload.data.max_length",
+            reason=f"rows of {length:,} tokens are longer than the model's {positions:,} positions",
+        )
 
     def _schedule(self, config: Config) -> Schedule | str | None:
         """The cut of the batches, or why there is none; ``None`` for a command."""

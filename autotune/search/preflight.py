@@ -26,7 +26,7 @@ from autotune.search.planning import Planner
 from autotune.search.proposals import Exhausted, look_around, sampler_name
 from autotune.search.request import SearchRequest
 from autotune.search.workload import command_workload, context_of, make_workload
-from autotune.space.loader import find_space, load_space
+from autotune.space.loader import find_space, load_space, parse_space
 from autotune.space.model import CommandSpec, Config
 from autotune.space.search_space import SearchSpace
 from autotune.space.settings import MAX_TRIALS
@@ -68,7 +68,7 @@ def prepare(request: SearchRequest, *, staging: Path) -> Prepared:
         EnvironmentFault: The machine lacks something.
         NothingFeasibleError: The baseline can be seen not to run.
     """
-    loaded = load_space(request.space, request.overrides)
+    loaded = _load(request)
     folder = StudyFolder.of(request.runs, study_name(request))
     trials = loaded.search.trials if request.trials is None else request.trials
     if not 1 <= trials <= MAX_TRIALS:
@@ -111,6 +111,17 @@ def prepare(request: SearchRequest, *, staging: Path) -> Prepared:
         planner=planner,
         anchors=find_anchors(space, workload, earlier) if request.anchors else (),
         notes=(*_notes(space, workload, devices, topology), *automatic, *few),
+    )
+
+
+def _load(request: SearchRequest) -> SearchSpace:
+    if request.text is None:
+        return load_space(request.space, request.overrides)
+    return parse_space(
+        request.text,
+        file=request.space,
+        overrides=request.overrides,
+        base=Path(request.space).absolute().parent,
     )
 
 

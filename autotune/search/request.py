@@ -21,6 +21,8 @@ class SearchRequest:
 
     space: str
     """Path of a space file, or the name of a shipped one."""
+    text: str | None = None
+    """The space file's text, where a study's record has it; ``None``: as the file is now."""
     overrides: tuple[str, ...] = ()
     """``KEY=VALUE`` of each ``--set``."""
     trials: int | None = None

@@ -64,7 +64,7 @@ def go_on(contents: StudyContents, prepared: Prepared) -> Opening:
     if old.context != fresh.context:
         messages += [
             "times before are not comparable, because this changed:",
-            *(f"  {line}" for line in _context_changes(old, fresh)),
+            *(f"  {line}" for line in context_changes(old, fresh)),
             _kept(contents, prepared, baseline),
         ]
     record = dataclasses.replace(
@@ -137,7 +137,8 @@ def _space_changes(old: StudyRecord, space: SearchSpace) -> Iterator[str]:
         yield f"  {line}"
 
 
-def _context_changes(old: StudyRecord, new: StudyRecord) -> Iterator[str]:
+def context_changes(old: StudyRecord, new: StudyRecord) -> Iterator[str]:
+    """Say what of workload, topology and environment makes times of the two not comparable."""
     pairs = [
         *_pairs("workload", old.workload, new.workload),
         *_pairs("topology", codec.to_json(old.topology), codec.to_json(new.topology)),

@@ -3,37 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import shlex
-import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import cast
 
-from autotune import registry
-from autotune.contract import jsonfile
 from autotune.contract.duration import seconds_text
-from autotune.contract.folder import StudyFolder
-from autotune.contract.plan import CommandWorkload, Topology
 from autotune.errors import InterruptedSearch
-from autotune.launchers.base import Launcher
 from autotune.search import history
 from autotune.search.confirm import confirm
-from autotune.search.device_memory import DeviceMemory
 from autotune.search.events import EventSink, Message, SearchStarted
 from autotune.search.interrupts import Interrupts
 from autotune.search.launching import Runner
-from autotune.search.loop import Loop, LoopSettings
-from autotune.search.mfu import flops_of
+from autotune.search.open_study import open_store, open_study
 from autotune.search.preflight import Prepared, prepare
 from autotune.search.projection import Projection
 from autotune.search.request import SearchRequest, SearchResult
 from autotune.search.resume import begin, go_on
-from autotune.space.model import CommandSpec
-from autotune.space.search_space import SearchSpace
-from autotune.store.database import Store, default_url
-from autotune.store.lock import hold
+from autotune.store.database import Store
 from autotune.store.recorder import StudyRecorder
 
 
@@ -59,7 +46,7 @@ def run_search(
         try:
             with signals.at_once():
                 prepared = prepare(request, staging=Path(staging.name))
-                store = _open_store(request)
+                store = open_store(request)
         except KeyboardInterrupt:
             raise InterruptedSearch(
                 "interrupted before anything was started", hint=_resume_hint(request)
@@ -82,44 +69,19 @@ def _search(
     interrupts: Interrupts,
     end_staging: Callable[[], None],
 ) -> SearchResult:
-    folder = prepared.folder
-    projection = Projection(store, folder.name, prepared.space, events)
+    projection = Projection(store, prepared.folder.name, prepared.space, events)
     projection.check()
-    with _study_lock(folder):
-        recorder = StudyRecorder(folder, store)
-        make = request.make_launcher or _local
-        prepared = _with_own_data(prepared)
+    with open_study(request, prepared, store, projection, events, interrupts) as study:
         end_staging()  # not at the end: a killed coordinator should leave nothing outside
-        runner = Runner(
-            launcher=make(folder, prepared.topology, prepared.space),
-            recorder=recorder,
-            planner=prepared.planner,
-            interrupts=interrupts,
-            events=events,
-            flops=flops_of(prepared.workload, prepared.topology, prepared.devices),
-            devices=_devices(prepared, interrupts),
-        )
+        recorder = study.recorder
         try:
-            _enter(prepared, recorder, runner, store, projection, events)
-            loop = Loop(
-                settings=LoopSettings(
-                    trials=prepared.trials, anchors=prepared.anchors, early_stop=request.early_stop
-                ),
-                planner=prepared.planner,
-                recorder=recorder,
-                runner=runner,
-                projection=projection,
-                interrupts=interrupts,
-                events=events,
-            )
-            loop.run()
-            verdict = confirm(loop, recorder, events)
+            _enter(study.prepared, recorder, study.runner, store, projection, events)
+            study.loop.run()
+            verdict = confirm(study.loop, recorder, events)
         except (InterruptedSearch, KeyboardInterrupt):
             raise InterruptedSearch(
                 _so_far(recorder, prepared.trials), hint=_resume_hint(request)
             ) from None
-        finally:
-            runner.close()
         return SearchResult(contents=recorder.contents(), verdict=verdict)
 
 
@@ -164,71 +126,6 @@ def _enter(
             max_trial_time_s=prepared.space.search.max_trial_time_s,
         )
     )
-
-
-def _open_store(request: SearchRequest) -> Store:
-    """Open the database; one that is named and cannot be used leaves no runs folder behind."""
-    if request.storage is not None:
-        return Store(request.storage)
-    url = default_url(request.runs)
-    try:
-        request.runs.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise jsonfile.unwritable(request.runs, error) from error
-    return Store(url)
-
-
-@contextlib.contextmanager
-def _study_lock(folder: StudyFolder) -> Iterator[None]:
-    """Hold the study; a folder in which no study came to be is removed again."""
-    with hold(folder):
-        try:
-            yield
-        finally:
-            if not folder.study_file.exists():
-                shutil.rmtree(folder.path, ignore_errors=True)
-
-
-def _with_own_data(prepared: Prepared) -> Prepared:
-    """Copy the tokens of a data set from the staging folder into the study's own."""
-    if isinstance(prepared.workload, CommandWorkload):
-        return prepared
-    staged = prepared.workload.samples.token_file
-    if staged is None:
-        return prepared
-    data = prepared.folder.data
-    try:
-        data.mkdir(parents=True, exist_ok=True)
-        for source in Path(staged).parent.iterdir():
-            target = data / source.name
-            if not target.exists():
-                part = target.with_name(f".{source.name}.part")
-                shutil.copy2(source, part)
-                part.replace(target)
-    except OSError as error:
-        raise jsonfile.unwritable(data, error) from error
-    token_file = str(data / Path(staged).name)
-    samples = dataclasses.replace(prepared.workload.samples, token_file=token_file)
-    workload = dataclasses.replace(prepared.workload, samples=samples)
-    planner = dataclasses.replace(prepared.planner, workload=workload)
-    return dataclasses.replace(prepared, workload=workload, planner=planner)
-
-
-def _local(folder: StudyFolder, topology: Topology, space: SearchSpace) -> Launcher:
-    local = registry.load("launchers", "local")
-    warm = not isinstance(space.workload, CommandSpec)  # a command imports its libraries itself
-    return cast(
-        "Launcher",
-        local(folder, topology.processes, topology.device, warm, backends=space.backends),
-    )
-
-
-def _devices(prepared: Prepared, interrupts: Interrupts) -> Callable[[], DeviceMemory] | None:
-    """How to watch the memory of the devices that trials use; ``None`` on a machine without."""
-    if prepared.topology.device != "cuda":
-        return None
-    uuids = [device.uuid for device in prepared.devices.found]
-    return lambda: DeviceMemory(uuids, wait=interrupts.wait)
 
 
 def _so_far(recorder: StudyRecorder, trials: int) -> str:

@@ -114,6 +114,8 @@ class SearchSettings:
     seed: int = 0
     max_trial_time_s: float = 300.0
     memory_margin_share: float = 0.05
+    finalists: int = 1
+    """Leading configurations that may be confirmed against the baseline at once, 1 to 3."""
     allow: tuple[str, ...] = ()
 
 

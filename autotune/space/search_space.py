@@ -196,6 +196,23 @@ class SearchSpace:
                 values[param.knob] = self.knobs[param.knob].default
         return self._config(backend, values, prefer={})
 
+    def config_of(self, backend: str, values: Mapping[str, Any]) -> Config:
+        """Return the configuration of an engine that is told ``values`` and nothing else.
+
+        It may lie outside the space. What is not told has the engine's own default; knobs of the
+        workload stay as in the baseline.
+
+        Args:
+            backend: One of ``backends``.
+            values: Full knob name to value.
+        """
+        kept = self._kept(backend)
+        untold = {name: self.knobs[name].default for name in kept if self._owner(name) == backend}
+        return self._config(backend, {**kept, **untold, **values}, prefer=values)
+
+    def _owner(self, name: str) -> str:
+        return self.knobs[name].owner
+
     def contains(self, assignment: Mapping[str, Any]) -> bool:
         """Whether the assignment names exactly the active parameters, each in its domain."""
         if len(self.backends) > 1 and assignment.get("backend") not in self.backends:

@@ -47,7 +47,15 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     "workload.optimizer": ("lr", "weight_decay", "gradient_clipping", "betas", "eps"),
     "workload.precision": ("compute", "master", "accumulate", "reduce"),
     "topology": ("processes",),
-    "search": ("trials", "sampler", "seed", "max_trial_time", "memory_margin", "allow"),
+    "search": (
+        "trials",
+        "sampler",
+        "seed",
+        "max_trial_time",
+        "memory_margin",
+        "finalists",
+        "allow",
+    ),
 }
 """Section to its keys. ``fixed``, ``baseline`` and ``params`` hold knobs."""
 

@@ -15,6 +15,7 @@ from autotune.space.sections import check_keys, value
 
 SAMPLERS: Final = ("auto", "tpe", "gp", "random")
 MAX_TRIALS: Final = 1_000_000
+MAX_FINALISTS: Final = 3
 MAX_TRIAL_S: Final = 30 * 86400.0
 
 
@@ -42,6 +43,12 @@ def read_search(root: Table, catalogue: Catalogue) -> SearchSettings:
         ),
         max_trial_time_s=value(table, "max_trial_time", default.max_trial_time_s, _duration),
         memory_margin_share=value(table, "memory_margin", default.memory_margin_share, _margin),
+        finalists=value(
+            table,
+            "finalists",
+            default.finalists,
+            lambda n: reading.integer(n, "search.finalists", low=1, high=MAX_FINALISTS),
+        ),
     )
     allow = reading.sequence(None if table is None else table.get("allow"), "search.allow")
     return dataclasses.replace(settings, allow=tuple(_allowed(n, catalogue) for n in allow))

@@ -20,7 +20,9 @@ SCHEMA_VERSION: Final = 1
 
 TrialState = Literal["running", "complete", "stopped_early", "failed", "interrupted"]
 VerdictWord = Literal["faster", "tie", "keep_baseline", "none_feasible"]
-Role = Literal["baseline", "finalist"]
+Role = Literal["baseline", "finalist", "compared"]
+COMPARED: Final = "compared:"
+"""Start of the origin of a trial that a comparison brought in from a file."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,7 +77,7 @@ class TrialHeader:
     schema_version: int = SCHEMA_VERSION
     number: int
     origin: str
-    """``baseline``, ``anchor:NAME`` or ``proposal``."""
+    """``baseline``, ``anchor:NAME``, ``proposal``, or ``compared:FILE``: not of the search."""
     params: dict[str, Any]
     """Values of the active parameters, by the name that the space file uses."""
     config: dict[str, Any]
@@ -100,9 +102,26 @@ class RemeasurementHeader:
     trial: int
     """The trial whose configuration is launched again."""
     round: int | None = None
-    """Round of the confirmation, from 0; ``None`` for a launch that only measures noise."""
+    """Round of the confirmation or comparison, from 0; ``None`` for a launch that only measures
+    noise."""
+    comparison: int | None = None
+    """Number of the comparison that it belongs to, for the role ``compared``."""
     context: str
     created_at: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compared:
+    """One finalist against the baseline, over alternating launches."""
+
+    trial: int
+    ratio: float
+    """Baseline's time ÷ its time; above 1 it is faster."""
+    low: float | None
+    high: float | None
+    """Interval of ``ratio``: 95 % for all finalists together."""
+    rounds: int
+    """Whole rounds that it rests on."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,7 +139,11 @@ class Verdict:
     high: float | None = None
     """95 % interval of ``ratio`` between launches."""
     finalist: int | None = None
-    """The trial that was compared with the baseline; default: ``best_trial``."""
+    """The trial that ``ratio`` is about; default: ``best_trial``."""
+    compared: tuple[Compared, ...] = ()
+    """Every finalist that was compared with the baseline, the fastest first."""
+    num_finalists: int = 1
+    """How many ``search.finalists`` allowed."""
     reason: str = ""
     """One line for people, where there is more to say."""
     context: str
@@ -265,6 +288,33 @@ class StudyContents:
             and again.state == "complete"
         ]
         return tuple(item for item in found if item is not None)
+
+    def launches_in_order(self) -> tuple[tuple[int, Measurement], ...]:
+        """All complete launches of the present context in time, with the trial's number."""
+        found: list[tuple[float, int, int, Measurement]] = []
+        items: list[tuple[int, TrialRecord | RemeasurementRecord]] = [
+            *((trial.number, trial) for trial in self.trials if self.comparable(trial)),
+            *(
+                (again.header.trial, again)
+                for again in self.remeasurements
+                if again.header.context == self.study.context
+            ),
+        ]
+        for place, (number, item) in enumerate(items):
+            if item.state == "complete" and item.outcome is not None:
+                assert item.measurement is not None
+                found.append((item.outcome.submitted_at, place, number, item.measurement))
+        found.sort(key=lambda one: one[:2])
+        return tuple((number, measurement) for _, _, number, measurement in found)
+
+    def may_be_best(self, trial: TrialRecord) -> bool:
+        """Whether the trial is valid and inside the present space, or the baseline."""
+        if trial.state != "complete" or not self.comparable(trial):
+            return False
+        baseline = self.baseline()
+        if baseline is not None and trial.number == baseline.number:
+            return True
+        return self.inside(trial) and trial.number not in self.disqualified()
 
     def disqualified(self) -> frozenset[int]:
         """Trials whose configuration failed when it was launched again as a finalist."""

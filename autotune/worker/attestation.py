@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 from collections.abc import Mapping
@@ -31,6 +32,16 @@ def read_engine(plan: Plan, engine: Engine) -> dict[str, ReadBack]:
         name: ReadBack(requested=plan.config[name], actual=actual, level=level)
         for name, (actual, level) in found.items()
         if name in plan.config
+    }
+
+
+def read_formats(plan: Plan, engine: Engine) -> dict[str, ReadBack]:
+    """Return the number formats that the engine holds after an update, as ``precision.NAME``."""
+    asked = dataclasses.asdict(plan.training.precision)
+    asked["optimizer"] = asked["master"]
+    return {
+        f"precision.{name}": ReadBack(requested=asked[name], actual=actual, level="live")
+        for name, actual in engine.formats().items()
     }
 
 
@@ -76,12 +87,27 @@ def require_in_effect(plan: Plan, read_back: dict[str, ReadBack], *, owners: set
         if entry is None:
             faults.append(f"{name} = {plan.config[name]!r} could not be read back")
         elif not entry.in_effect:
-            faults.append(
-                f"{name} was set to {entry.requested!r}, but the engine has {entry.actual!r}"
-                f" ({_LEVELS[entry.level]})"
-            )
+            faults.append(_differs(name, entry))
     if faults:
         raise NotInEffectError("; ".join(faults))
+
+
+def require_formats(formats: dict[str, ReadBack]) -> None:
+    """Check what :func:`read_formats` found: another number format is other work.
+
+    Raises:
+        NotInEffectError: One differs.
+    """
+    faults = [_differs(name, entry) for name, entry in formats.items() if not entry.in_effect]
+    if faults:
+        raise NotInEffectError("; ".join(faults))
+
+
+def _differs(name: str, entry: ReadBack) -> str:
+    return (
+        f"{name} was set to {entry.requested!r}, but the engine has {entry.actual!r}"
+        f" ({_LEVELS[entry.level]})"
+    )
 
 
 _LEVELS: dict[ReadBackLevel, str] = {

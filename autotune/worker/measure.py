@@ -20,7 +20,9 @@ import torch
 from autotune.analysis import numerics, timing
 from autotune.contract.outcome import RankStatus
 from autotune.contract.plan import CheckPoint, Plan
+from autotune.worker import compiling
 from autotune.worker import timing as rules
+from autotune.worker.clocks import watch_for
 from autotune.worker.failures import NumericsError
 from autotune.worker.heartbeat import Heartbeat
 from autotune.worker.memory import MemoryMeter
@@ -36,6 +38,15 @@ class Timed:
     losses: list[float] = dataclasses.field(default_factory=list)
     """Mean token loss over the global batch."""
     norms: list[float] = dataclasses.field(default_factory=list)
+    compiled: bool = False
+    """Whether a rank compiled in the last iterations."""
+
+    def add(self, other: Timed) -> None:
+        """Append later iterations."""
+        self.mine_s += other.mine_s
+        self.slowest_s += other.slowest_s
+        self.losses += other.losses
+        self.norms += other.norms
 
 
 class Meter:
@@ -62,8 +73,13 @@ class Meter:
         self.window_s = 0.0
         self.steady = False
         self.status: RankStatus = "measured"
+        self.peak_first = 0
         self.peak_timed = 0
         self.peak_worst = 0
+        self.alloc_retries = 0
+        self.recompiled = 0
+        self.throttled: dict[str, float] = {}
+        self._clocks = watch_for(device)
 
     @property
     def unsteady(self) -> bool:
@@ -88,6 +104,8 @@ class Meter:
         for left in reversed(range(self._plan.measuring.check_iterations)):
             with contextlib.nullcontext() if left else watch:
                 self._run(1, self.warmup)
+            # Later iterations hold the optimizer's state from their beginning.
+            self.peak_first = self.peak_first or self._memory.peak_bytes()
             self.checks.append(
                 CheckPoint(loss=self.warmup.losses[-1], grad_norm=self.warmup.norms[-1])
             )
@@ -112,12 +130,28 @@ class Meter:
             self._run(self._cycle, self.warmup)
 
     def measure(self) -> None:
-        """Time whole cycles until the plan's rules end the window."""
+        """Time whole cycles until the plan's rules end the window.
+
+        A cycle in which a rank compiled is no part of it: it is counted and run again. One that
+        compiles for ever is timed in the end, as unsteady, for that is what it costs.
+        """
         self._heart.enter("measure")
         verdict: rules.Verdict = "go_on"
+        retries = self._memory.alloc_retries()
+        self._clocks.begin()
         while verdict == "go_on":
-            self.window_s += self._run(self._cycle, self.timed)
+            cycle = Timed()
+            elapsed_s = self._run(self._cycle, cycle)
+            if cycle.compiled:
+                if self.recompiled < self._cycle * self._plan.measuring.warmup_max_cycles:
+                    self.recompiled += self._cycle
+                    continue
+                self.steady = False
+            self.timed.add(cycle)
+            self.window_s += elapsed_s
             verdict = rules.window(self.timed.slowest_s, self._cycle, self._plan.measuring)
+        self.throttled = self._clocks.end()
+        self.alloc_retries = self._memory.alloc_retries() - retries
         self.status = "stopped_early" if verdict == "slower" else "measured"
         self.peak_timed = self._memory.peak_bytes()
 
@@ -144,6 +178,7 @@ class Meter:
         Returns:
             Seconds from the first mark to the last by the host's clock, the exchange not included.
         """
+        graphs = compiling.graphs()
         start = time.perf_counter()
         self._marks.mark()
         results: list[Iteration] = []
@@ -151,12 +186,18 @@ class Meter:
             results.append(self._stepper.iterate(index))
             self._marks.mark()
             self._heart.beat(index + 1)
+        if self._heart.phase == "measure":
+            self._clocks.look()  # all is issued, and the device still works on it
         seconds = self._marks.take()
         elapsed_s = time.perf_counter() - start
         losses = _numbers([result.loss for result in results])
         norms = _numbers([result.grad_norm for result in results])
-        everyone = self._stepper.exchange([*seconds, *losses, *norms])
-        times, mean_losses, all_norms = torch.split(everyone, count, dim=1)
+        new_graphs = float(compiling.graphs() - graphs)
+        everyone = self._stepper.exchange([*seconds, *losses, *norms, new_graphs])
+        times, mean_losses, all_norms, compiled = torch.split(
+            everyone, [count, count, count, 1], dim=1
+        )
+        into.compiled = bool(compiled.any())
         into.mine_s += seconds
         into.slowest_s += times.max(dim=0).values.tolist()
         into.losses += mean_losses.mean(dim=0).tolist()

@@ -30,6 +30,9 @@ class MemoryMeter(Protocol):
     def peak_bytes(self) -> int:
         """Peak since the last :meth:`reset`."""
 
+    def alloc_retries(self) -> int:
+        """How often so far the allocator found no room and had to give its cache back first."""
+
 
 class DeviceMeter:
     """Memory of one CUDA device."""
@@ -52,6 +55,10 @@ class DeviceMeter:
         outside = total - free - self._cuda.memory_reserved(self._device)
         return int(self._cuda.max_memory_allocated(self._device) + max(0, outside))
 
+    def alloc_retries(self) -> int:
+        # Absent where another allocator backend keeps no statistics.
+        return int(self._cuda.memory_stats(self._device).get("num_alloc_retries", 0))
+
 
 class HostMeter:
     """Resident size of this process.
@@ -70,6 +77,9 @@ class HostMeter:
 
     def peak_bytes(self) -> int:
         return hostmemory.field_bytes(self._proc / "self/status", "VmHWM")
+
+    def alloc_retries(self) -> int:
+        return 0
 
 
 def meter_for(device: torch.device, local_processes: int) -> MemoryMeter:

@@ -128,6 +128,9 @@ class _Session:
         attestation.require_same_kernels(plan, family.implementations(engine.module))
         read_back |= attestation.read_schedule(plan, stream, self._rank)
         attestation.require_in_effect(plan, read_back, owners={"workload"})
+        formats = attestation.read_formats(plan, engine)
+        attestation.require_formats(formats)
+        read_back |= formats
         meter.warm_up()
         meter.measure()
         meter.probe()
@@ -244,10 +247,14 @@ def _measurement(
         unsteady=meter.unsteady,
         checks=tuple(meter.checks),
         final_loss=meter.timed.losses[-1],
+        peak_first_bytes=meter.peak_first,
         peak_timed_bytes=meter.peak_timed,
         peak_worst_case_bytes=meter.peak_worst,
         memory_limit_bytes=limit,
         compile_s=meter.compile_s,
+        alloc_retries=meter.alloc_retries,
+        recompiled_iterations=meter.recompiled,
+        throttled=meter.throttled,
         read_back=read_back,
         implementations=implementations,
         backward=backward,

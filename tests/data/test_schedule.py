@@ -233,3 +233,19 @@ def test_worst_case_of_packing_is_its_only_shape():
 )
 def test_whether_the_window_meets_the_worst_case_on_every_rank(lengths, how, met):
     assert cut(lengths, **how).meets_worst_case is met
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 8, 16])
+def test_rare_long_samples_are_the_memorys_worst_case(rows):
+    """BUG-045: lengths mostly 500, a few at the limit of 8,192 that no window need meet."""
+    schedule = make_schedule(
+        Samples(lengths=(500,) * 31 + (8192,), max_length=8192, seed=0, source="x"),
+        global_batch=16,
+        distinct_batches=2,
+        batching="padded",
+        micro_batch=rows,
+        max_tokens=None,
+        processes=1,
+    )
+    assert (schedule.worst_case.rows, schedule.worst_case.length) == (rows, 8192)
+    assert schedule.distinct_shapes == 2

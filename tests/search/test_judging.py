@@ -325,6 +325,56 @@ def test_memory_margin(plan: Plan, folder: AttemptFolder) -> None:
     assert kind(judge(gpu, folder, status())) == "oom_device"
 
 
+@pytest.mark.parametrize(
+    ("capacity", "worst", "fits"),
+    [
+        (80, 75.9, True),  # 5 % are 4 GiB
+        (80, 76.1, False),
+        (24, 21.9, True),  # 5 % would be 1.2 GiB: at least 2 GiB stay free
+        (24, 22.1, False),
+    ],
+)
+def test_the_worst_batch_needs_room_on_every_gpu(
+    plan: Plan, folder: AttemptFolder, capacity: int, worst: float, fits: bool
+) -> None:
+    """BUG-045: what counts is the peak of the longest batch, on the fullest device."""
+    gpu = dataclasses.replace(plan, topology=dataclasses.replace(plan.topology, device="cuda"))
+    roomy = Act(peak_bytes=10 * GIB, limit_bytes=capacity * GIB)
+    write(folder, gpu, roomy, roomy)
+    full = record_of(gpu, 1, roomy)
+    assert full.measurement is not None
+    probed = dataclasses.replace(full.measurement, peak_worst_case_bytes=int(worst * GIB))
+    folder.rank_file(1).unlink()
+    folder.write_rank(dataclasses.replace(full, measurement=probed))
+    outcome = judge(gpu, folder, status())
+    if fits:
+        assert outcome.measurement is not None
+        assert outcome.measurement.memory_margin_bytes == max(2.0, capacity * 0.05) * GIB
+        assert outcome.measurement.peak_memory.worst_case == int(worst * GIB)
+        return
+    assert outcome.failure is not None
+    assert (outcome.failure.kind, outcome.failure.rank) == ("oom_device", 1)
+    assert outcome.failure.phase == "probe"
+    assert outcome.failure.measured_s_per_it == pytest.approx(0.1)
+
+
+def test_memory_that_only_later_steps_need_is_told_from_the_first(
+    plan: Plan, folder: AttemptFolder
+) -> None:
+    """BUG-044: the first step leaves room, the optimizer's state that it ends with does not."""
+    act = Act(peak_bytes=int(9.7 * GIB), limit_bytes=10 * GIB)
+    for rank in range(2):
+        record = record_of(plan, rank, act)
+        assert record.measurement is not None
+        measured = dataclasses.replace(record.measurement, peak_first_bytes=8 * GIB)
+        folder.write_rank(dataclasses.replace(record, measurement=measured))
+    failure = judge(plan, folder, status()).failure
+    assert failure is not None
+    assert failure.kind == "oom_host"
+    assert failure.peak_memory is not None
+    assert (failure.peak_memory.first, failure.peak_memory.timed) == (8 * GIB, int(9.7 * GIB))
+
+
 def test_each_rank_is_held_to_its_own_limit(plan: Plan, folder: AttemptFolder) -> None:
     roomy = Act(peak_bytes=12 * GIB, limit_bytes=20 * GIB)
     tight = Act(peak_bytes=5 * GIB, limit_bytes=8 * GIB)

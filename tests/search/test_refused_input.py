@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted import Act, Bench
 
 from autotune.cli.main import main
+from autotune.errors import InputError
 
 HEAD = "version: 1\nbackend: {backend}\nworkload:\n  model: {model}\n  global_batch: 16\n"
 DATA = "  data: {data}\n"
@@ -180,3 +182,38 @@ def test_options_out_of_all_proportion(
     assert found == code
     assert words in message
     assert len(message) < 700
+
+
+LONG = """
+version: 1
+backend: fsdp2
+workload: {{model: qwen3-tiny, global_batch: 4, data: {{lengths: ultrachat-like, max_length: {0}}}}}
+topology: {{processes: 2}}
+baseline: {{batching: packed, max_tokens: {1}}}
+params: {{max_tokens: {{choices: [{2}]}}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [
+        (LONG.format(64, 65536, "128, 65536"), "65,536"),
+        (LONG.format(50000, 0, 0).replace("batching: packed, max_tokens: 0", "micro_batch: 1")
+            .replace("max_tokens: {choices: [0]}", "layers_per_unit: {choices: [1, 2]}"), "50,000"),
+    ],
+)  # fmt: skip
+def test_rows_longer_than_the_models_positions_are_refused(
+    bench: Bench, text: str, length: str
+) -> None:
+    """BUG-051: a packed row of micro-steps is capped by the positions, and so is a sample."""
+    with pytest.raises(InputError, match=f"{length} tokens are longer than the model's 40,960"):
+        bench.search(lambda plan: Act(), space=text)
+
+
+def test_longer_packed_rows_than_the_models_positions_cost_no_launch(bench: Bench) -> None:
+    """BUG-051: the other choice is searched."""
+    bench.search(lambda plan: Act(), space=LONG.format(64, 128, "128, 256, 65536"), trials=4)
+    assert bench.launcher is not None
+    rows = {plan.config["workload.max_tokens"] for plan in bench.launcher.plans}
+    assert rows == {128, 256}
+    assert "65,536 tokens are longer" in bench.messages()

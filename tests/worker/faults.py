@@ -129,6 +129,30 @@ def memory_error_on_rank_1(rank: int) -> None:
     _wrap_build(change)
 
 
+def no_room_for_adam(rank: int) -> None:
+    """Weights, gradients and activations fit; the optimizer's state, made last, does not."""
+
+    def change(engine: Any) -> None:
+        def step(*_: Any, **__: Any) -> None:
+            raise MemoryError("exp_avg")
+
+        engine._optimizer.step = step
+
+    _wrap_build(change)
+
+
+def reduces_in_bf16(rank: int) -> None:
+    """The library drops the wish to reduce in float32, and says nothing."""
+    from torch.distributed import fsdp
+
+    original = fsdp.MixedPrecisionPolicy
+
+    def policy(**wishes: Any) -> Any:
+        return original(**{**wishes, "reduce_dtype": None})
+
+    fsdp.MixedPrecisionPolicy = policy
+
+
 def crash_on_rank_1(rank: int) -> None:
     def change(engine: Any) -> None:
         def backward(loss: Any, *, last: bool) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from support_trials import (
+    BF16,
     NUMERICS,
     QUICK,
     launch,
@@ -328,3 +329,41 @@ def test_no_plan_is_recorded_too(tmp_path: Path) -> None:
     assert process.exitcode == 1
     record: Any = AttemptFolder(tmp_path).read_rank(0)
     assert record.error.phase == "launch"
+
+
+def test_the_optimizers_state_that_does_not_fit_is_out_of_memory(tmp_path: Path) -> None:
+    """BUG-044: forward and backward of all eight micro-steps have passed by then."""
+    plan = make_plan("fsdp2", changes={"workload.micro_batch": 1})
+    assert plan.cut.micro_steps == 8
+    for record in _failed(plan, tmp_path, "no_room_for_adam"):
+        assert record.error.kind == "oom_host"
+        assert (record.error.phase, record.error.iteration) == ("check", 0)
+        assert record.error.peak_memory.timed > 0
+
+
+@pytest.mark.parametrize(("asked", "units"), [(True, True), (False, False)])
+def test_fsdp2_says_what_the_live_module_holds(asked: bool, units: bool, tmp_path: Path) -> None:
+    """BUG-048: a flag for each unit and the root, all number formats, the groups."""
+    changes = {"fsdp2.reshard_after_forward": asked, "fsdp2.layers_per_unit": 2}
+    plan = make_plan("fsdp2", changes=changes, precision=BF16)
+    record = measured(run_trial(plan, tmp_path), tmp_path)[0]
+    notes, back = record.measurement.notes, record.measurement.read_back
+    assert notes["fsdp2_groups"] == notes["fsdp2_units"] == 3
+    assert notes["fsdp2_reshard_units"] == [units, units]
+    assert notes["fsdp2_reshard_root"] is False
+    held = {name: one.actual for name, one in back.items() if name.startswith("precision.")}
+    assert held == {
+        "precision.master": "fp32",
+        "precision.compute": "bf16",
+        "precision.reduce": "fp32",
+        "precision.optimizer": "fp32",
+    }
+
+
+def test_a_number_format_that_is_silently_dropped_is_not_in_effect(tmp_path: Path) -> None:
+    """BUG-048: the loss alone cannot tell in which format gradients cross ranks."""
+    for record in _failed(make_plan("fsdp2", precision=BF16), tmp_path, "reduces_in_bf16"):
+        assert record.error.kind == "not_in_effect"
+        assert "precision.reduce was set to 'fp32', but the engine has 'bf16'" in (
+            record.error.message
+        )

@@ -1,0 +1,151 @@
+"""A study under this coordinator's lock, with all that launches its trials."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import cast
+
+from autotune import registry
+from autotune.contract import jsonfile
+from autotune.contract.folder import StudyFolder
+from autotune.contract.plan import CommandWorkload, Topology
+from autotune.launchers.base import Launcher
+from autotune.search.device_memory import DeviceMemory
+from autotune.search.events import EventSink
+from autotune.search.interrupts import Interrupts
+from autotune.search.launching import Runner
+from autotune.search.loop import Loop, LoopSettings
+from autotune.search.mfu import flops_of
+from autotune.search.preflight import Prepared
+from autotune.search.projection import Projection
+from autotune.search.request import SearchRequest
+from autotune.space.model import CommandSpec
+from autotune.space.search_space import SearchSpace
+from autotune.store.database import Store, default_url
+from autotune.store.lock import hold
+from autotune.store.recorder import StudyRecorder
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OpenStudy:
+    """What works on one study."""
+
+    prepared: Prepared
+    """With the study's own copy of the data."""
+    recorder: StudyRecorder
+    runner: Runner
+    loop: Loop
+
+
+@contextlib.contextmanager
+def open_study(
+    request: SearchRequest,
+    prepared: Prepared,
+    store: Store,
+    projection: Projection,
+    events: EventSink,
+    interrupts: Interrupts,
+) -> Iterator[OpenStudy]:
+    """Hold the study; at the end nothing of its launcher runs any more.
+
+    Raises:
+        EnvironmentFault: Another coordinator holds it, or its folder cannot be written.
+    """
+    folder = prepared.folder
+    with _study_lock(folder):
+        recorder = StudyRecorder(folder, store)
+        make = request.make_launcher or _local
+        prepared = _with_own_data(prepared)
+        runner = Runner(
+            launcher=make(folder, prepared.topology, prepared.space),
+            recorder=recorder,
+            planner=prepared.planner,
+            interrupts=interrupts,
+            events=events,
+            flops=flops_of(prepared.workload, prepared.topology, prepared.devices),
+            devices=_devices(prepared, interrupts),
+        )
+        loop = Loop(
+            settings=LoopSettings(
+                trials=prepared.trials, anchors=prepared.anchors, early_stop=request.early_stop
+            ),
+            planner=prepared.planner,
+            recorder=recorder,
+            runner=runner,
+            projection=projection,
+            interrupts=interrupts,
+            events=events,
+        )
+        try:
+            yield OpenStudy(prepared=prepared, recorder=recorder, runner=runner, loop=loop)
+        finally:
+            runner.close()
+
+
+def open_store(request: SearchRequest) -> Store:
+    """Open the database; one that is named and cannot be used leaves no runs folder behind."""
+    if request.storage is not None:
+        return Store(request.storage)
+    url = default_url(request.runs)
+    try:
+        request.runs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise jsonfile.unwritable(request.runs, error) from error
+    return Store(url)
+
+
+@contextlib.contextmanager
+def _study_lock(folder: StudyFolder) -> Iterator[None]:
+    """Hold the study; a folder in which no study came to be is removed again."""
+    with hold(folder):
+        try:
+            yield
+        finally:
+            if not folder.study_file.exists():
+                shutil.rmtree(folder.path, ignore_errors=True)
+
+
+def _with_own_data(prepared: Prepared) -> Prepared:
+    """Copy the tokens of a data set from the staging folder into the study's own."""
+    if isinstance(prepared.workload, CommandWorkload):
+        return prepared
+    staged = prepared.workload.samples.token_file
+    if staged is None:
+        return prepared
+    data = prepared.folder.data
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+        for source in Path(staged).parent.iterdir():
+            target = data / source.name
+            if not target.exists():
+                part = target.with_name(f".{source.name}.part")
+                shutil.copy2(source, part)
+                part.replace(target)
+    except OSError as error:
+        raise jsonfile.unwritable(data, error) from error
+    token_file = str(data / Path(staged).name)
+    samples = dataclasses.replace(prepared.workload.samples, token_file=token_file)
+    workload = dataclasses.replace(prepared.workload, samples=samples)
+    planner = dataclasses.replace(prepared.planner, workload=workload)
+    return dataclasses.replace(prepared, workload=workload, planner=planner)
+
+
+def _local(folder: StudyFolder, topology: Topology, space: SearchSpace) -> Launcher:
+    local = registry.load("launchers", "local")
+    warm = not isinstance(space.workload, CommandSpec)  # a command imports its libraries itself
+    return cast(
+        "Launcher",
+        local(folder, topology.processes, topology.device, warm, backends=space.backends),
+    )
+
+
+def _devices(prepared: Prepared, interrupts: Interrupts) -> Callable[[], DeviceMemory] | None:
+    """How to watch the memory of the devices that trials use; ``None`` on a machine without."""
+    if prepared.topology.device != "cuda":
+        return None
+    uuids = [device.uuid for device in prepared.devices.found]
+    return lambda: DeviceMemory(uuids, wait=interrupts.wait)
