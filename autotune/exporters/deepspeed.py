@@ -55,7 +55,7 @@ def export(request: ExportRequest) -> ExportResult:
     by_tokens = plan.config.get("workload.max_tokens") is not None
     return ExportResult(
         files={request.file_name: text},
-        notes=_notes(request, version),
+        notes=_notes(request, rendered, version),
         adaptations=() if by_tokens or is_command else (_ACCUMULATION,),
         losses=_arguments(plan) if is_command else _losses(plan, rendered),
         checked_with=None if version is None else f"deepspeed {version}",
@@ -107,7 +107,9 @@ def _compare_with_run(request: ExportRequest, rendered: Mapping[str, Any]) -> No
             )
 
 
-def _notes(request: ExportRequest, version: str | None) -> tuple[str, ...]:
+def _notes(
+    request: ExportRequest, rendered: Mapping[str, Any], version: str | None
+) -> tuple[str, ...]:
     plan = request.plan
     notes = [*batching.notes(plan, "this JSON, whose batch sizes take one row at a time")]
     checkpointing = plan.config.get("workload.activation_checkpointing")
@@ -122,6 +124,10 @@ def _notes(request: ExportRequest, version: str | None) -> tuple[str, ...]:
             "torch_adam DeepSpeed would compile its own, which rounds in another way"
         )
     notes += leaf_notes(request)
+    if not isinstance(plan.workload, CommandWorkload):
+        arguments = _training_arguments(rendered)
+        said = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+        notes.append(f"transformers' Trainer takes the file only beside TrainingArguments({said})")
     if version is None:
         notes.append("deepspeed is not installed here, so the file was not loaded by it")
     return tuple(notes)
@@ -167,3 +173,23 @@ def load_in_deepspeed(rendered: Mapping[str, Any], processes: int) -> str | None
             + "; ".join(answer["differences"])
         )
     return str(answer["version"])
+
+
+def _training_arguments(rendered: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what ``TrainingArguments`` must say beside a DeepSpeed JSON.
+
+    transformers compares these with the file and stops at a difference
+    (``integrations/deepspeed.py``, ``trainer_config_process``).
+    """
+    adam = rendered["optimizer"]["params"]
+    return {
+        "per_device_train_batch_size": rendered["train_micro_batch_size_per_gpu"],
+        "gradient_accumulation_steps": rendered["gradient_accumulation_steps"],
+        "learning_rate": adam["lr"],
+        "weight_decay": adam["weight_decay"],
+        "adam_beta1": adam["betas"][0],
+        "adam_beta2": adam["betas"][1],
+        "adam_epsilon": adam["eps"],
+        "max_grad_norm": rendered["gradient_clipping"],
+        "bf16": rendered["bf16"]["enabled"],
+    }

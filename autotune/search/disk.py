@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -42,10 +42,12 @@ def check_room(path: Path) -> None:
 
 
 def check_writable(runs: Path) -> None:
-    """Refuse a runs folder that cannot be written, without writing anything.
+    """Refuse a runs folder that cannot be written, without leaving anything.
+
+    Rights alone do not tell: root has them everywhere, on file systems that take no files too.
 
     Raises:
-        EnvironmentFault: It is a file, lies under one, or the folder above it is read-only.
+        EnvironmentFault: It is a file, lies under one, or the folder above it takes no file.
     """
     try:
         parent = existing_parent(runs)
@@ -58,8 +60,10 @@ def check_writable(runs: Path) -> None:
         raise EnvironmentFault(
             f"{runs} cannot be a folder: {parent} is a file", hint="choose another with --runs"
         )
-    read_only = bool(os.statvfs(parent).f_flag & os.ST_RDONLY)
-    if read_only or not os.access(parent, os.W_OK | os.X_OK):
+    try:
+        tempfile.TemporaryFile(dir=parent).close()
+    except OSError as error:
         raise EnvironmentFault(
-            f"the runs folder {runs} cannot be written", hint="choose another with --runs"
-        )
+            f"the runs folder {runs} cannot be written: {error.strerror or error}",
+            hint="choose another with --runs",
+        ) from error

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Final
 
 from autotune.knobs.knob import Knob
 from autotune.space import commands, conditions, reading, sections
-from autotune.space.canonical import label
+from autotune.space.canonical import facts, label, siblings
 from autotune.space.catalogue import Catalogue
+from autotune.space.expression import Expression
 from autotune.space.model import (
     AUTO,
     Choices,
@@ -51,7 +52,7 @@ def assemble(
     processes = sections.processes(root, catalogue)
     settings = read_search(root, catalogue)
     reader.read_values()
-    reader.read_params(settings.allow)
+    reader.read_params(settings.allow, facts(workload))
     reader.check_sections()
     knobs = catalogue.knobs
     if isinstance(workload, CommandSpec):
@@ -195,8 +196,8 @@ class _Reader:
         reason = f"it is a knob of {knob.owner}, and the backend is {backends}"
         self.dropped.append(Dropped(param=name, value=value, reason=reason))
 
-    def read_params(self, allow: tuple[str, ...]) -> None:
-        """Read ``params:``, in order."""
+    def read_params(self, allow: tuple[str, ...], known: Mapping[str, Any]) -> None:
+        """Read ``params:``, in order; ``known`` is what conditions may name beside knobs."""
         section = sections.required(self.root, "params")
         found = self._knobs("params")
         if not found and len(self.catalogue.backends) == 1:
@@ -218,6 +219,9 @@ class _Reader:
                 self.dropped.append(Dropped(param=entry.key, value=None, reason=reason))
             elif knob.always_dead:
                 reason = f"it changes nothing under {knob.owner}: {knob.meaning}"
+                self.dropped.append(Dropped(param=entry.key, value=None, reason=reason))
+            elif self._dead(knob, set(names), known):
+                reason = f"it changes nothing in any configuration here: {knob.dead_when}"
                 self.dropped.append(Dropped(param=entry.key, value=None, reason=reason))
             else:
                 self.params.append(
@@ -251,6 +255,26 @@ class _Reader:
         expression, source = conditions.read(node, f"when of {entry.key}", self.catalogue)
         conditions.check_before(expression, source, knob.full_name, known, later)
         return expression
+
+    def _dead(self, knob: Knob, tuned: Set[str], known: Mapping[str, Any]) -> bool:
+        """Whether ``knob`` changes nothing, whatever the sampler chooses."""
+        if knob.dead_when is None:
+            return False
+        untuned = {
+            name: (other.default,)
+            for name, other in self.catalogue.knobs.items()
+            if name not in tuned and other.default is not None
+        }
+        stated = {
+            name: (value,)
+            for name, value in {**self.baseline, **self.fixed}.items()
+            if name not in tuned and value != AUTO
+        }
+        possible = {**untuned, **stated, **self._possible()}
+        facts = {name: (value,) for name, value in known.items()}
+        return conditions.always_true(
+            Expression.parse(knob.dead_when), {**facts, **possible, **siblings(knob, possible)}
+        )
 
     def _possible(self) -> dict[str, Sequence[Any]]:
         """Full name to all its values, for what is fixed and for unconditional lists so far."""

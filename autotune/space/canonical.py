@@ -10,7 +10,7 @@ from autotune.contract import jsonfile
 from autotune.knobs.knob import Knob
 from autotune.knobs.words import value_words
 from autotune.space.expression import Expression
-from autotune.space.model import Choices, Domain, IntRange
+from autotune.space.model import Choices, CommandSpec, Domain, IntRange, WorkloadSpec
 
 
 def label(value: Any) -> str:
@@ -58,13 +58,25 @@ def with_defaults(
 
 def _known(knob: Knob, values: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
     """What the conditions of ``knob`` may name: full names, bare names of its owner, facts."""
+    return {**facts, **values, **siblings(knob, values)}
+
+
+def siblings(knob: Knob, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what ``values`` says of the knobs of the same owner, by bare name."""
     prefix = f"{knob.owner}."
-    siblings = {
+    return {
         name.removeprefix(prefix): value
         for name, value in values.items()
         if name.startswith(prefix)
     }
-    return {**facts, **values, **siblings}
+
+
+def facts(workload: CommandSpec | WorkloadSpec) -> dict[str, Any]:
+    """Return what the conditions of knobs may name of the workload."""
+    if isinstance(workload, CommandSpec):
+        return {}
+    precision = workload.precision
+    return {"compute": precision.compute, "accumulate": precision.accumulate}
 
 
 @functools.cache

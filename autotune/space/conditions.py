@@ -157,3 +157,20 @@ def never_true(expression: Expression, possible: Mapping[str, Sequence[Any]]) ->
     return not any(
         expression.evaluate(dict(zip(names, values, strict=True))) for values in combinations
     )
+
+
+def always_true(expression: Expression, possible: Mapping[str, Sequence[Any]]) -> bool:
+    """Whether a condition holds for every combination of values.
+
+    Args:
+        expression: The condition.
+        possible: Names to all values that they can have; one that is not here is unknown, so
+            the condition must hold without it.
+    """
+    names = [name for name in expression.names if name in possible]
+    if math.prod(len(possible[name]) for name in names) > MAX_COMBINATIONS:
+        return False
+    combinations = itertools.product(*(possible[name] for name in names))
+    return all(
+        expression.value(dict(zip(names, values, strict=True))) is True for values in combinations
+    )

@@ -288,10 +288,7 @@ class SearchSpace:
 
     def _config(self, backend: str, values: dict[str, Any], *, prefer: Mapping[str, Any]) -> Config:
         values = {**values, **self._cut(prefer)}
-        facts: dict[str, Any] = {}
-        if isinstance(self.workload, WorkloadSpec):
-            precision = self.workload.precision
-            facts = {"compute": precision.compute, "accumulate": precision.accumulate}
+        facts = canonical.facts(self.workload)
         if self.topology is not None:
             facts |= {"processes": self.topology.processes, "device": self.topology.device}
         values = canonical.with_defaults(values, self.knobs.values(), facts)

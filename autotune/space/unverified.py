@@ -55,11 +55,6 @@ def _check_unverified(
         k.name.removeprefix("stage3_"): k for k in catalogue.knobs.values() if k.owner == owner
     }
     for entry in table.entries.values():
-        if isinstance(entry.value, Scalar) and entry.value.text.lower() == AUTO:
-            raise entry.value.place.error(
-                f"{entry.key}: auto has no rule by which it could be resolved",
-                hint="write the value that the engine shall get",
-            )
         key = entry.key.removeprefix("stage3_")
         if top and entry.key in reasons.RESERVED_KEYS.get(engine, {}):
             reason = reasons.RESERVED_KEYS[engine][entry.key]
@@ -72,5 +67,10 @@ def _check_unverified(
         if entry.key in reasons.REFUSED.get(owner, {}):
             reason = reasons.REFUSED[owner][entry.key]
             raise entry.place.error(f"unverified may not set {entry.key}: {reason}")
+        if isinstance(entry.value, Scalar) and entry.value.text.lower() == AUTO:
+            raise entry.value.place.error(
+                f"{entry.key}: auto has no rule by which it could be resolved",
+                hint="write the value that the engine shall get",
+            )
         if isinstance(entry.value, Table):
             _check_unverified(entry.value, engine, owner, catalogue, top=False)

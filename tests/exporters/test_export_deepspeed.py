@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import dataclasses
 import hashlib
 import json
@@ -298,3 +299,28 @@ def test_only_our_own_unchanged_files_are_replaced(tmp_path: Path) -> None:
         writing.check_target(tmp_path / "missing" / "ds.json")
     with pytest.raises(InputError, match="is a folder"):
         writing.check_target(tmp_path)
+
+
+def test_the_arguments_that_are_named_are_those_that_transformers_asks_for(
+    study: StudyBuilder, unasked: None
+) -> None:
+    """Trainer stops where the file and its own arguments differ, the defaults included."""
+    from types import SimpleNamespace
+
+    from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
+
+    trial(study, 0.9)
+    result = exported(study)
+    (note,) = [note for note in result.notes if "TrainingArguments(" in note]
+    said = note.partition("TrainingArguments(")[2].removesuffix(")")
+    call = ast.parse(f"f({said})", mode="eval").body
+    assert isinstance(call, ast.Call)
+    arguments = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
+    unset = {"fp16": False, "fp16_full_eval": False, "bf16_full_eval": False}
+    args = SimpleNamespace(**unset, **arguments, world_size=2, save_on_each_node=False)
+    config = HfTrainerDeepSpeedConfig(json.loads(result.files["ds.json"]))
+    config.trainer_config_process(args)
+    assert config.mismatches == []
+    args.learning_rate *= 2
+    config.trainer_config_process(args)
+    assert len(config.mismatches) == 1

@@ -102,6 +102,18 @@ def test_a_backend_that_cannot_be_imported_is_a_warning_and_none_is_a_failure(
     assert state_of("backends", tmp_path)[0] == "failed"
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs Linux's /proc")
+def test_a_folder_that_takes_no_files_fails_for_root_too(
+    tmp_path: Path, unprobed: dict[str, Any]
+) -> None:
+    """Rights say yes to root everywhere: only a file that is really made tells."""
+    state, text = state_of("runs folder", Path("/proc/x"))
+    assert state == "failed"
+    assert "/proc/x cannot be written" in text
+    assert state_of("runs folder", tmp_path / "runs")[0] == "ok"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_known_bad_version_fails(
     tmp_path: Path, unprobed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -177,12 +177,26 @@ def test_a_whole_search_on_real_ranks(tmp_path: Path, space: str) -> None:
         assert all(back.in_effect for back in trial.measurement.read_back.values())
 
 
+TWO = """
+version: 1
+backend: fsdp2
+workload: {global_batch: 16, data: {lengths: ultrachat-like}}
+topology: {processes: 2}
+baseline: {micro_batch: 1}
+params:
+  micro_batch: {choices: [1, 8]}
+"""
+"""The second configuration is so much faster than the first that it is always confirmed."""
+
+
 @pytest.mark.slow
 def test_killed_and_interrupted_searches_go_on(tmp_path: Path) -> None:
     """BUG-072 with one trial: kill -9, SIGTERM, Ctrl-C while it confirms; each counted once."""
     runs = tmp_path / "runs"
-    words = command(tmp_path, "fsdp2.yaml", "--trials", "2")
-    folder = StudyFolder.of(runs, "fsdp2")
+    file = tmp_path / "two.yaml"
+    file.write_text(TWO, encoding="utf-8")
+    words = command(tmp_path, str(file), "--trials", "2", "--set", "workload.global_batch=16")
+    folder = StudyFolder.of(runs, "two")
     for attempt, number in (
         (folder.attempt("trial", 1, 0), signal.SIGKILL),
         (folder.attempt("trial", 1, 1), signal.SIGTERM),

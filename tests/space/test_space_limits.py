@@ -48,3 +48,15 @@ def test_unverified_passes_no_auto(load: Load) -> None:
     with pytest.raises(SpaceError, match="some_key: auto has no rule") as caught:
         load(rest="unverified: {deepspeed: {a: {some_key: auto}}}\n")
     assert str(caught.value).startswith("space.yaml:6:")
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ("zero_optimization: {reduce_bucket_size: auto}", "is a known knob"),
+        ("gradient_clipping: auto", "workload.optimizer.gradient_clipping says it"),
+    ],
+)
+def test_auto_for_a_known_setting_says_where_it_belongs(load: Load, keys: str, words: str) -> None:
+    with pytest.raises(SpaceError, match=words):
+        load(rest=f"unverified: {{deepspeed: {{{keys}}}}}\n")

@@ -56,6 +56,32 @@ def test_conditions_on_the_stage_make_parameters_active(load: Load) -> None:
     assert "never true" in fixed.dropped[0].reason
 
 
+def test_what_changes_nothing_in_any_configuration_is_left_out(load: Load) -> None:
+    """Without a condition, too: whatever the sampler draws there, it is the same configuration."""
+    batch = "micro_batch: {choices: [1, 2]}"
+    overlap = "overlap_comm: {choices: [true, false]}"
+
+    def kept(*params: str, rest: str = "", workload: str = "") -> list[str]:
+        space = load(*params, backend="deepspeed", rest=rest, workload=workload)
+        return [param.name for param in space.params]
+
+    assert len(kept(STAGES, PERSISTENCE)) == 2
+    assert kept("zero_stage: {choices: [1, 2]}", PERSISTENCE) == ["zero_stage"]
+    for section in ("fixed", "baseline"):
+        stage_1 = f"{section}: {{zero_stage: 1}}\n"
+        assert kept(PERSISTENCE, BUCKET, rest=stage_1) == ["reduce_bucket_size"]
+        bf16 = kept(batch, BUCKET, overlap, rest=stage_1, workload=", precision: bf16")
+        assert bf16 == ["micro_batch"]
+    offloads = "fixed: {zero_stage: 1, offload_optimizer: cpu}\n"
+    assert len(kept(batch, BUCKET, overlap, rest=offloads, workload=", precision: bf16")) == 3
+    stage_1 = "fixed: {zero_stage: 1}\n"
+    (gone,) = load(PERSISTENCE, BUCKET, backend="deepspeed", rest=stage_1).dropped
+    assert gone.param == "stage3_param_persistence_threshold"
+    assert "zero_stage != 3" in gone.reason
+    with pytest.raises(SpaceError, match="no parameter is left to tune"):
+        load(PERSISTENCE, backend="deepspeed", rest=stage_1)
+
+
 def test_overlap_has_the_stages_own_default(load: Load) -> None:
     """config.py, overlap_comm_valid: unset it is on at stage 3 and off below."""
     space = on(load(STAGES, backend="deepspeed"), "cuda")
@@ -122,11 +148,11 @@ def test_offload_is_tuned_with_permission_only_and_changes_no_other_key(load: Lo
 def test_contiguous_gradients_cannot_be_off_under_offload_below_stage_3(load: Load) -> None:
     for stage, dead in ((1, True), (2, True), (3, False)):
         space = load(
-            "contiguous_gradients: {choices: [true, false]}",
             backend="deepspeed",
-            rest=f"fixed: {{offload_optimizer: cpu, zero_stage: {stage}}}\n",
+            rest="fixed: {offload_optimizer: cpu, contiguous_gradients: false, "
+            f"zero_stage: {stage}}}\n",
         )
-        config = on(space).resolve({"contiguous_gradients": False})
+        config = on(space).resolve({"micro_batch": 1})
         assert ("deepspeed.contiguous_gradients" in config.dead) is dead
 
 
