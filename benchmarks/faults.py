@@ -248,7 +248,7 @@ def judge(faults: dict[int, dict[str, Any]], runs: Path, left: dict[int, list[in
                 "where": fault["where"],
                 "expected": expected,
                 "kind": kind,
-                "reason": None if failure is None else failure.reason,
+                "reason": None if failure is None else failure.reason.replace(f"{folder}/", ""),
                 "right": outcome is not None and kind == expected and rank_right,
                 "late": late,
                 "ended_after_s": None if after_s is None else round(after_s, 2),
