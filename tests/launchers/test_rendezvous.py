@@ -29,7 +29,7 @@ def listening(pid):
 
 def test_trials_in_parallel_meet_on_ports_of_their_own_and_listen_on_loopback_only(tmp_path):
     """BUG-024: an occupied default port and a second job on the node harm no trial."""
-    bench = open_bench(tmp_path / "study", warm=True)
+    bench = open_bench(tmp_path / "study", warm=True, entry="scripted_ranks:run_rank")
     with contextlib.ExitStack() as stack:
         stack.callback(bench.launcher.close)
         with contextlib.suppress(OSError):  # taken by someone else: just as well
