@@ -99,53 +99,13 @@ def _old_launch(measurement: Measurement) -> Launch:
     return Launch(mean_s=measurement.s_per_it, typical_s=typical)
 
 
-def compare(baseline: Sequence[float], candidate: Sequence[float]) -> Comparison:
-    """Compare launches that alternated A B A B …, the baseline (A) first.
-
-    With n rounds the interval is Student's t with 2n - 3 degrees of freedom. One round has no
-    drift removed and no interval.
-
-    Args:
-        baseline: s/it of the baseline's launches, in order.
-        candidate: s/it of the candidate's launches; ``candidate[i]`` ran between
-            ``baseline[i]`` and ``baseline[i + 1]``.
-
-    Raises:
-        ValueError: No round, more than one launch without its partner, or a time that is not
-            positive and finite.
-    """
-    turns = alternating(
-        [Launch(mean_s=s, typical_s=s) for s in baseline],
-        [Launch(mean_s=s, typical_s=s) for s in candidate],
-    )
-    return _by([turn.launch.mean_s for turn in turns], turns, 0, 1, CONFIDENCE)
-
-
-def alternating(baseline: Sequence[Launch], candidate: Sequence[Launch]) -> tuple[Turn, ...]:
-    """Return launches A B A B … as turns of the sides 0 and 1.
-
-    Raises:
-        ValueError: They are no alternating rounds.
-    """
-    rounds = len(candidate)
-    if rounds < 1 or len(baseline) - rounds not in (0, 1):
-        raise ValueError(
-            f"{len(baseline)} and {rounds} launches are no alternating rounds of a comparison"
-        )
-    turns = [Turn(side=0, position=2 * i, launch=one) for i, one in enumerate(baseline)]
-    turns += [Turn(side=1, position=2 * i + 1, launch=one) for i, one in enumerate(candidate)]
-    return tuple(sorted(turns, key=lambda turn: turn.position))
-
-
-def compare_launches(baseline: Sequence[Launch], candidate: Sequence[Launch]) -> Comparison:
-    """As :func:`compare_turns`, for two sides that took turns, A B A B."""
-    return compare_turns(alternating(baseline, candidate), 0, 1)
-
-
 def compare_turns(
     turns: Sequence[Turn], reference: int, candidate: int, *, confidence: float = CONFIDENCE
 ) -> Comparison:
     """Compare two sides of launches in turns, without the noise of slow iterations.
+
+    With n rounds of two sides the interval is Student's t with 2n - 3 degrees of freedom. One round
+    has no drift removed and no interval.
 
     What is asked is the ratio of the mean times. It is the ratio of the typical times, times the
     ratio of what slow iterations add. A few iterations at 1.5 times the usual make most of a
@@ -169,6 +129,9 @@ def compare_turns(
     turns = [turn for turn in turns if turn.side in (reference, candidate)]
     means = [turn.launch.mean_s for turn in turns]
     typical = [turn.launch.typical_s for turn in turns]
+    for value in (*means, *typical):
+        if not math.isfinite(value) or value <= 0:
+            raise ValueError(f"a launch's s/it must be positive and finite, not {value!r}")
     surcharges = [mean / usual for mean, usual in zip(means, typical, strict=True)]
     spikes = _by(surcharges, turns, reference, candidate, OWN_SURCHARGE)
     questions = 1 if means == typical else 2
@@ -182,9 +145,6 @@ def compare_turns(
 def _by(
     seconds: Sequence[float], turns: Sequence[Turn], reference: int, candidate: int, share: float
 ) -> Comparison:
-    for value in seconds:
-        if not math.isfinite(value) or value <= 0:
-            raise ValueError(f"a launch's s/it must be positive and finite, not {value!r}")
     logs = [math.log(value) for value in seconds]
     rounds = sum(turn.side == candidate for turn in turns)
     if not rounds or all(turn.side != reference for turn in turns):

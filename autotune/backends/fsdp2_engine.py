@@ -67,7 +67,7 @@ class Fsdp2Engine:
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
         if last != self._synchronising:
-            self._module.set_requires_gradient_sync(last)  # type: ignore[operator]
+            self._module.set_requires_gradient_sync(last)  # type: ignore[operator]  # of FSDPModule
             self._synchronising = last
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 

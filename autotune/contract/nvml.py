@@ -13,7 +13,7 @@ from typing import Any, Final
 
 _LIBRARY: Final = "libnvidia-ml.so.1"
 _NAME_BYTES: Final = 96
-_SUCCESS: Final = 0
+SUCCESS: Final = 0
 _NO_VALUE: Final = 2**64 - 1
 """``NVML_VALUE_NOT_AVAILABLE``."""
 _PROCESS_LISTS: Final = (
@@ -65,10 +65,8 @@ class _ProcessInfo(ctypes.Structure):
 
 def gpus() -> tuple[Gpu, ...]:
     """Return all GPUs that the driver lists; none where there is no driver."""
-    library: Any = None
-    with contextlib.suppress(OSError):
-        library = ctypes.CDLL(_LIBRARY)
-    if library is None or library.nvmlInit_v2() != _SUCCESS:
+    library = opened()
+    if library is None:
         return ()
     try:
         return tuple(_all(library))
@@ -76,13 +74,24 @@ def gpus() -> tuple[Gpu, ...]:
         library.nvmlShutdown()
 
 
+def opened() -> Any | None:
+    """Return the library, initialised; ``None`` where there is no driver.
+
+    Who opens it may end it by ``nvmlShutdown``; calls are counted, and the process's end will do.
+    """
+    library: Any = None
+    with contextlib.suppress(OSError):
+        library = ctypes.CDLL(_LIBRARY)
+    return None if library is None or library.nvmlInit_v2() != SUCCESS else library
+
+
 def _all(library: Any) -> Iterator[Gpu]:
     count = ctypes.c_uint()
-    if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != _SUCCESS:
+    if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != SUCCESS:
         return
     for index in range(count.value):
         handle = ctypes.c_void_p()
-        if library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) != _SUCCESS:
+        if library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) != SUCCESS:
             continue
         memory = _Memory()
         library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
@@ -110,7 +119,7 @@ def _processes(library: Any, handle: ctypes.c_void_p) -> tuple[GpuProcess, ...]:
             continue
         number = ctypes.c_uint(_MOST_PROCESSES)
         entries = (_ProcessInfo * _MOST_PROCESSES)()
-        if call(handle, ctypes.byref(number), entries) != _SUCCESS:
+        if call(handle, ctypes.byref(number), entries) != SUCCESS:
             continue
         for entry in entries[: number.value]:
             used = None if entry.used == _NO_VALUE else int(entry.used)

@@ -169,7 +169,7 @@ def rope(fields: Fields, positions: int, width: int) -> dict[str, Any]:
             good = good and all(is_number(item) and item > 0 for item in value or ())
             expected = f"a list of {width // 2} positive numbers"
         else:
-            good = is_number(value) and value > 0  # type: ignore[operator]
+            good = is_number(value) and value > 0  # type: ignore[operator]  # a number
             expected = "a positive number"
         if not good:
             fields.fail(f"rope type {kind} needs {name} as {expected}; found {value!r:.60}")

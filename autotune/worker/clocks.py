@@ -8,16 +8,15 @@ at once a cycle, while the device is still busy.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from autotune.contract import nvml
+
 if TYPE_CHECKING:
     import torch
 
-_LIBRARY: Final = "libnvidia-ml.so.1"
-_SUCCESS: Final = 0
 POLICIES: Final[dict[int, str]] = {0: "power", 1: "thermal", 3: "board", 5: "reliability"}
 """``nvmlPerfPolicyType_t`` to our word; waiting for work (4) and sync boost (2) are left out."""
 FLAGS: Final[dict[int, str]] = {
@@ -84,7 +83,7 @@ class NvmlWatch:
 
     def look(self) -> None:
         value = ctypes.c_ulonglong()
-        if self._reasons(ctypes.byref(value)) != _SUCCESS:
+        if self._reasons(ctypes.byref(value)) != nvml.SUCCESS:
             return
         self._looks += 1
         for bit in FLAGS:
@@ -108,7 +107,7 @@ class NvmlWatch:
         call: Any = getattr(self._library, "nvmlDeviceGetViolationStatus", None)
         for policy in POLICIES if call is not None else ():
             value = _Violation()
-            if call(self._handle, policy, ctypes.byref(value)) == _SUCCESS:
+            if call(self._handle, policy, ctypes.byref(value)) == nvml.SUCCESS:
                 found[policy] = int(value.violation_ns)
         return found
 
@@ -126,14 +125,12 @@ def watch_for(device: torch.device) -> ClockWatch:
     """Return the watch of the rank's device; one that sees nothing where the driver is no help."""
     if device.type != "cuda":
         return NoWatch()
-    library: Any = None
-    with contextlib.suppress(OSError):
-        library = ctypes.CDLL(_LIBRARY)
-    if library is None or library.nvmlInit_v2() != _SUCCESS:
+    library = nvml.opened()
+    if library is None:
         return NoWatch()
     handle = ctypes.c_void_p()
     uuid = f"GPU-{_uuid(device)}".encode()
-    if library.nvmlDeviceGetHandleByUUID(uuid, ctypes.byref(handle)) != _SUCCESS:
+    if library.nvmlDeviceGetHandleByUUID(uuid, ctypes.byref(handle)) != nvml.SUCCESS:
         return NoWatch()  # a slice of a GPU has no clocks of its own
     return NvmlWatch(library, handle)
 
