@@ -21,6 +21,8 @@ FailureKind = Literal[
 Phase = Literal["launch", "init", "build", "check", "warmup", "measure", "probe", "teardown"]
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 """The phases of a trial, in their order."""
+STEPPING: Final[tuple[Phase, ...]] = ("check", "warmup", "measure", "probe")
+"""Phases that have iterations, and whose heartbeat moves with micro-steps."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

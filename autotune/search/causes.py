@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from autotune.contract import errortexts, smallfile
-from autotune.contract.failures import FailureKind, Phase
+from autotune.contract.failures import STEPPING, FailureKind, Phase
 from autotune.contract.folder import AttemptFolder
 from autotune.contract.outcome import Failure, RankError, RankRecord
 from autotune.contract.plan import CommandWorkload, Plan
@@ -24,8 +24,6 @@ KILLED_CODE: Final = 137
 """128 + SIGKILL: what a shell or a container's runtime reports of a process that was killed."""
 CLOSING_S: Final = 1.0
 """A peer's death may be seen this much later than what it sets off elsewhere."""
-STEPPING: Final = ("check", "warmup", "measure", "probe")
-"""Phases that have iterations."""
 
 _ALLOCATION_FAULTS: Final = (signal.SIGABRT, signal.SIGBUS)
 """How a process ends whose allocation failed in C++, or whose shared memory ran out."""

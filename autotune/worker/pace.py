@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from autotune.contract.failures import Phase
+from autotune.contract.failures import STEPPING
 from autotune.contract.smallfile import Beat
 
 PATIENCE: Final = 3.0
 """A pause of this many times the longest one so far is no reason yet to give a rank up."""
-STEPPING: Final[tuple[Phase, ...]] = ("check", "warmup", "measure", "probe")
-"""Phases whose heartbeat moves with micro-steps."""
 
 
 class Pace:

@@ -17,6 +17,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from autotune.contract.failures import STEPPING
 from autotune.contract.folder import AttemptFolder
 from autotune.contract.outcome import PeakMemory, RankMeasurement, RankStatus, ReadBack
 from autotune.contract.plan import Plan
@@ -158,7 +159,7 @@ class _Session:
 
     def _record_error(self, error: BaseException) -> int:
         phase, iteration = self._heart.phase, self._heart.iteration
-        counted = phase in ("check", "warmup", "measure", "probe")
+        counted = phase in STEPPING
         described = rank_error(error, phase=phase, iteration=iteration if counted else None)
         if described.kind in ("oom_device", "oom_host"):
             described = dataclasses.replace(described, peak_memory=self._peak())
