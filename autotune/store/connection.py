@@ -107,6 +107,11 @@ def explain(error: DBAPIError, shown_url: str) -> AutotuneError:
             f"{shown_url} is damaged or not a database ({text})",
             hint="move it away and rebuild it with 'autotune import RUNS_DIR'",
         )
+    if "no such table" in text:
+        return EnvironmentFault(
+            f"{shown_url} has lost its tables: it was removed or replaced while it was in use",
+            hint="the same command fills it again from the study's folder",
+        )
     return EnvironmentFault(
         f"{shown_url} cannot be used: {text.strip().splitlines()[0] if text else error}",
         hint="check that it can be reached and written, or choose another --storage",

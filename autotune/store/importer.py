@@ -16,7 +16,7 @@ from autotune.contract.folder import AttemptFolder, StudyFolder
 from autotune.contract.outcome import Outcome
 from autotune.contract.plan import Purpose
 from autotune.errors import AutotuneError, InputError, RecordError, SchemaTooNewError
-from autotune.store import layout, lock
+from autotune.store import layout, leftovers, lock
 from autotune.store.database import Store
 from autotune.store.records import (
     SCHEMA_VERSION,
@@ -130,8 +130,8 @@ def _header(
 ) -> T | None:
     path = layout.header_file(folder, purpose, number)
     if not path.exists():
-        # Killed between making the folder and writing the header: nothing was launched yet.
-        if any(path.parent.iterdir()):
+        # Being made just now, or its maker was killed meanwhile: nothing was launched yet.
+        if not leftovers.is_hollow(path.parent):
             problems.append(f"{path}: it is missing, so {path.parent.name} was skipped")
         return None
     header = _try_read(cls, path, problems)
