@@ -18,6 +18,7 @@ import datetime
 import os
 import secrets
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -145,7 +146,7 @@ def _find_store(plan: Plan, path: Path, rank: int, limit_s: float) -> Store:
             host, port, word = place
             try:
                 own = _reach(host, port, min(ANSWER_S, left))
-                store = _open(host, port, rank, plan.topology.processes, limit_s, None)
+                store = _open_if_answered(host, port, rank, plan.topology.processes, limit_s)
                 if store.check([_key(word)]):
                     _settle(plan, host, port, own=own)
                     return store
@@ -154,6 +155,30 @@ def _find_store(plan: Plan, path: Path, rank: int, limit_s: float) -> Store:
                 problem = f"rank 0 is said to listen on {host}:{port}, but: {error}"
         time.sleep(LOOK_EVERY_S)
     raise RendezvousError(f"rank {rank} found nowhere to meet within {limit_s:.0f} s: {problem}")
+
+
+def _open_if_answered(host: str, port: int, rank: int, processes: int, limit_s: float) -> Store:
+    """As :func:`_open`, for a place where something else may listen.
+
+    The store waits without limit for the first answer, and something else may owe it for ever.
+    """
+    found: list[Store] = []
+    problems: list[RendezvousError] = []
+
+    def connect() -> None:
+        try:
+            found.append(_open(host, port, rank, processes, limit_s, None))
+        except RendezvousError as error:
+            problems.append(error)
+
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(ANSWER_S)
+    if problems:
+        raise problems[0]
+    if not found:
+        raise RendezvousError("what listens there does not answer as a store does")
+    return found[0]
 
 
 def _read_place(path: Path) -> tuple[str, int, str] | None:

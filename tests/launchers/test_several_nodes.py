@@ -109,12 +109,11 @@ def place_of(folder: AttemptFolder) -> dict[str, object]:
     return json.loads((folder.path / "rendezvous.json").read_text())
 
 
-@pytest.mark.parametrize("backend", ["ddp", "zero3"])
-def test_a_real_trial_on_two_nodes_meets_on_a_port_that_nobody_is_given(tmp_path, hosts, backend):
-    plan = two_nodes(make_real_plan(backend))
+def test_a_real_trial_on_two_nodes_meets_on_a_port_that_nobody_is_given(tmp_path, hosts):
+    plan = two_nodes(make_real_plan("zero3"))
     folder = AttemptFolder(tmp_path)
     folder.write_plan(plan)
-    # What another trial's rank 0 left, which still listens: its store is not this trial's.
+    # What an earlier trial left there, and something else listens in that place now.
     hosts.give_away_all_ports_but(0, 2)
     first, second = addresses.LOWEST_PORT, addresses.LOWEST_PORT + 1
     place = {"host": ADDRESSES[0], "port": first, "word": "earlier", "job": ""}
@@ -194,17 +193,18 @@ ASK = (
     [
         ({}, ADDRESSES[0]),
         ({addresses.VARIABLE: ADDRESSES[0]}, ADDRESSES[0]),
-        ({addresses.VARIABLE: "dummy7"}, "10.99.0.7"),
+        ({addresses.VARIABLE: "other7"}, "10.99.0.7"),
         ({addresses.VARIABLE: "10.99.0.7", "GLOO_SOCKET_IFNAME": "va"}, "10.99.0.7"),
-        ({"GLOO_SOCKET_IFNAME": "dummy"}, "10.99.0.7"),
+        ({"GLOO_SOCKET_IFNAME": "other"}, "10.99.0.7"),
         ({"GLOO_SOCKET_IFNAME": "^va"}, "10.99.0.7"),
-        ({"NCCL_SOCKET_IFNAME": "dummy"}, ADDRESSES[0]),
+        ({"NCCL_SOCKET_IFNAME": "other"}, ADDRESSES[0]),
     ],
 )
 def test_the_address_is_that_of_the_network_that_is_asked_for(hosts, environment, expected):
-    ip("-n", hosts.names[0], "link", "add", "dummy7", "type", "dummy")
-    ip("-n", hosts.names[0], "addr", "add", "10.99.0.7/24", "dev", "dummy7")
-    ip("-n", hosts.names[0], "link", "set", "dummy7", "up")
+    here = ("-n", hosts.names[0])
+    ip(*here, "link", "add", "other7", "type", "veth", "peer", "name", "other8")
+    ip(*here, "addr", "add", "10.99.0.7/24", "dev", "other7")
+    ip(*here, "link", "set", "other7", "up")
     with hosts.start(0, "-c", ASK, environment=environment, stdout=subprocess.PIPE) as asked:
         assert asked.stdout.read().strip() == expected
 
