@@ -78,7 +78,7 @@ def test_it_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for record in records:
         assert record is not None
         assert record.error is not None
-        assert no_builds.MESSAGE in record.error.message
+        assert no_builds.MESSAGE in record.error.traceback
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
