@@ -20,6 +20,9 @@ from autotune.errors import AutotuneError, EnvironmentFault, InputError
 BUSY_S: Final = 30.0
 """How long to wait for another writer (s): Optuna's or a dashboard's."""
 
+WRITES: Final = "autotune_writes"
+"""Execution option of a transaction that will write."""
+
 
 def parse(url: str) -> URL:
     """Return the parsed URL.
@@ -86,7 +89,10 @@ def _own_transactions(connection: sqlite3.Connection, _record: object) -> None:
 
 
 def _begin(connection: Connection) -> None:
-    connection.exec_driver_sql("BEGIN")
+    # Two that read first and then both want to write would wait for each other: SQLite refuses one
+    # of them at once, whatever the time limit (sqlite.org/c3ref/busy_handler.html).
+    writes = connection.get_execution_options().get(WRITES)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 def explain(error: DBAPIError, shown_url: str) -> AutotuneError:

@@ -142,7 +142,7 @@ class StudyRecorder:
         """Create the folder of a new launch and record that it begins."""
         self._require_folder()
         folder = self.folder.attempt(purpose, number, attempt)
-        self._begun[purpose, number, attempt] = self.now()
+        self._begun[purpose, number, attempt] = self._after_all(0.0)
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:

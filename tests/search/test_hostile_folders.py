@@ -177,7 +177,7 @@ def test_a_trial_that_is_launched_again_with_more_time_may_win_after_a_verdict(b
     assert best.header.params["micro_batch"] == 8
 
 
-ONE_OF_TWO = """
+ONE_OF_THREE = """
 import sys, time
 sys.path.insert(0, {tests!r})
 from pathlib import Path
@@ -189,24 +189,27 @@ def script(plan):
     return by_micro_batch(plan)
 
 bench = Bench(Path({folder!r}))
+bench.file = bench.file.with_name(sys.argv[1] + ".yaml")
 while time.time() < {at}:
     time.sleep(0.001)
 try:
-    bench.search(script, trials=6)
-    print("done")
+    bench.search(script, trials=6, study=sys.argv[1][0])
+    print("done", "behind" in bench.messages())
 except EnvironmentFault as error:
     print(error.message)
 """
 
 
-def test_of_two_searches_that_begin_at_once_one_has_the_study(bench: Bench, tmp_path: Path):
+def test_of_searches_that_begin_at_once_each_study_has_one(bench: Bench, tmp_path: Path):
+    """They make the runs folder, the database and its tables at the same moment."""
     tests = str(Path(__file__).parent)
-    code = ONE_OF_TWO.format(tests=tests, folder=str(tmp_path), at=time.time() + 6.0)
-    both = [
-        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    said = sorted(one.communicate(timeout=120)[0].strip() for one in both)
+    code = ONE_OF_THREE.format(tests=tests, folder=str(tmp_path), at=time.time() + 7.0)
+    first, second, alone = (
+        subprocess.Popen([sys.executable, "-c", code, name], stdout=subprocess.PIPE, text=True)
+        for name in ("s1", "s2", "t")
+    )
+    said = sorted(one.communicate(timeout=120)[0].strip() for one in (first, second))
     assert said[0].startswith("another search is running on study 's'")
-    assert said[1] == "done"
+    assert said[1] == alone.communicate(timeout=120)[0].strip() == "done False"
     check_whole(bench, bench.search(by_micro_batch, trials=6), 6)
+    assert history.counted(read_study(StudyFolder.of(bench.runs, "t"))) == 6
