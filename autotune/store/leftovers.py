@@ -1,7 +1,7 @@
 """What a coordinator leaves half made that is killed while it writes.
 
-A record is written aside and renamed, and the folder of a trial is made before its header is
-written. Killed in between, a coordinator leaves a file under a passing name, and perhaps a folder
+A record is written aside and renamed, and the folder of a trial (a comparison) is made before its
+header is written. Killed in between, a coordinator leaves a file under a passing name, and perhaps a folder
 that holds nothing else. Nothing was launched from such a folder: its number is free.
 """
 
@@ -15,7 +15,7 @@ from typing import Final
 
 from autotune.contract.folder import StudyFolder
 from autotune.contract.plan import Purpose
-from autotune.store import layout
+from autotune.store import comparisons, layout
 
 _UNFINISHED: Final = re.compile(r"\.[a-z-]+[0-9]*\.(json|yaml)\.[0-9a-f]{16}")
 """Passing names of our records (``contract.jsonfile.write_text``)."""
@@ -39,8 +39,8 @@ def remove(folder: StudyFolder) -> None:
 
 def _numbered(folder: StudyFolder) -> Iterator[Path]:
     purposes: tuple[Purpose, ...] = ("trial", "remeasurement")
-    for purpose in purposes:
-        parent = layout.header_file(folder, purpose, 0).parent.parent
+    parents = [layout.header_file(folder, purpose, 0).parent.parent for purpose in purposes]
+    for parent in (*parents, folder.path / comparisons.FOLDER):
         for path in parent.iterdir() if parent.is_dir() else ():
             if path.name.isdecimal() and path.is_dir():
                 yield path
