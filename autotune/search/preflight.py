@@ -18,19 +18,20 @@ from autotune.models.family import family_of
 from autotune.search import disk
 from autotune.search.anchors import Anchor, find_anchors
 from autotune.search.automatic import resolve_auto
-from autotune.search.devices import Devices, find_topology, visible_devices
+from autotune.search.devices import Devices
 from autotune.search.earlier import earlier_bests
 from autotune.search.fitting import fitting
 from autotune.search.packages import known_bad
 from autotune.search.planning import Planner
 from autotune.search.proposals import Exhausted, look_around, sampler_name
 from autotune.search.request import SearchRequest
+from autotune.search.site import Where, check_configs, check_work, find_launcher, look
 from autotune.search.workload import command_workload, context_of, make_workload
 from autotune.space.loader import find_space, load_space, parse_space
 from autotune.space.model import CommandSpec, Config
 from autotune.space.search_space import SearchSpace
 from autotune.space.settings import MAX_TRIALS
-from autotune.store.provenance import environment, environment_fingerprint
+from autotune.store.provenance import environment_fingerprint
 
 SHOWN_REASONS: Final = 3
 """Reasons that one error lists."""
@@ -43,10 +44,8 @@ class Prepared:
     folder: StudyFolder
     space: SearchSpace
     """Bound to the topology."""
-    devices: Devices
-    topology: Topology
+    where: Where
     workload: CommandWorkload | Workload
-    environment: dict[str, Any]
     context: str
     sampler: str
     trials: int
@@ -54,6 +53,21 @@ class Prepared:
     anchors: tuple[Anchor, ...]
     notes: tuple[str, ...]
     """What the user should know before it starts."""
+
+    @property
+    def devices(self) -> Devices:
+        """The devices that trials may use."""
+        return self.where.devices
+
+    @property
+    def topology(self) -> Topology:
+        """Where the ranks of a trial run."""
+        return self.where.topology
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """What the study records of the machine."""
+        return self.where.environment
 
 
 def prepare(request: SearchRequest, *, staging: Path) -> Prepared:
@@ -79,39 +93,44 @@ def prepare(request: SearchRequest, *, staging: Path) -> Prepared:
     disk.check_writable(request.runs)
     disk.check_room(request.runs)
     sampler = sampler_name(loaded)
-    if isinstance(loaded.workload, CommandSpec):
-        _check_program(loaded, loaded.workload.command[0])
-    else:
-        _check_packages(loaded)
-    devices = visible_devices()
-    with loaded.place("topology.processes").blamed():
-        topology = find_topology(devices, loaded.processes)
+    where = look(*find_launcher(request, folder), loaded)
+    _check_installed(loaded, where)
+    topology = where.topology
     automatic: tuple[str, ...] = ()
     if isinstance(loaded.workload, CommandSpec):
         workload: CommandWorkload | Workload = command_workload(loaded.workload)
         space = loaded.on(topology)
     else:
         _take_earlier_tokens(folder, staging)
-        workload, space, automatic = _training(loaded, topology, devices, staging)
-    facts = environment(topology)
+        workload, space, automatic = _training(loaded, topology, where.devices, staging)
+    check_work(where, space, workload)
     planner = Planner(study=folder.name, space=space, workload=workload, topology=topology)
     _check_baseline(space, planner)
     few = _check_rest(space, planner)
+    check_configs(where, planner)
     earlier = earlier_bests(request.runs, but=folder.name, workload=workload, topology=topology)
     return Prepared(
         folder=folder,
         space=space,
-        devices=devices,
-        topology=topology,
+        where=where,
         workload=workload,
-        environment=facts,
-        context=context_of(workload, topology, environment_fingerprint(facts)),
+        context=context_of(workload, topology, environment_fingerprint(where.environment)),
         sampler=sampler,
         trials=trials,
         planner=planner,
         anchors=find_anchors(space, workload, earlier) if request.anchors else (),
-        notes=(*_notes(space, workload, devices, topology), *automatic, *few),
+        notes=(*_notes(space, workload, where), *automatic, *few),
     )
+
+
+def _check_installed(space: SearchSpace, where: Where) -> None:
+    """Trials need their program or engines, where they run here."""
+    if not where.is_here:
+        return
+    if isinstance(space.workload, CommandSpec):
+        _check_program(space, space.workload.command[0])
+    else:
+        _check_packages(space)
 
 
 def _load(request: SearchRequest) -> SearchSpace:
@@ -217,10 +236,7 @@ def _check_packages(space: SearchSpace) -> None:
 
 
 def _notes(
-    space: SearchSpace,
-    workload: CommandWorkload | Workload,
-    devices: Devices,
-    topology: Topology,
+    space: SearchSpace, workload: CommandWorkload | Workload, where: Where
 ) -> tuple[str, ...]:
     notes = [
         f"{d.param} is not tuned: {d.reason}"
@@ -232,11 +248,11 @@ def _notes(
     if model is not None and model.hidden_size_from != "hidden_size":
         size = model.config["hidden_size"]
         notes.append(f"the model's hidden size {size} is {model.hidden_size_from} of its config")
-    if devices.note:
-        notes.append(f"GPUs are not used: {devices.note}")
-    if topology.device == "cpu":
+    if where.devices.note:
+        notes.append(f"GPUs are not used: {where.devices.note}")
+    if where.topology.device == "cpu" and where.is_here:
         notes.append(
-            f"no GPU is used: {topology.processes} CPU processes show how it works; "
+            f"no GPU is used: {where.topology.processes} CPU processes show how it works; "
             "the times say nothing about a GPU"
         )
     return tuple(notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Final
 
@@ -45,7 +46,7 @@ def make_workload(space: SearchSpace, *, data_folder: Path) -> Workload:
     if spec.finetune != "full":
         raise InputError(f"workload.finetune: {spec.finetune} is not known", hint="known: full")
     with space.place("workload.model").blamed():
-        model = resolve_model(spec.model, load_weights=spec.load_weights)
+        model = _model(space, spec)
     with space.place("workload.data").blamed():
         samples = _samples(spec, model, data_folder)
     return Workload(
@@ -86,6 +87,21 @@ def flops_per_iteration(workload: Workload) -> float:
     family = family_of(workload.model.family)
     per_token = family.flops_per_token(workload.model.config, lengths)
     return per_token * sum(lengths) / workload.distinct_batches
+
+
+def _model(space: SearchSpace, spec: WorkloadSpec) -> Model:
+    """The model, under the name that the file has for it. A folder may lie beside the file."""
+    beside = Path(space.file).absolute().parent / spec.model
+    name = str(beside) if spec.model.strip() and _is_model(beside) else spec.model
+    model = resolve_model(name, load_weights=spec.load_weights)
+    return dataclasses.replace(model, name=spec.model)
+
+
+def _is_model(folder: Path) -> bool:
+    try:
+        return (folder / "config.json").is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _samples(spec: WorkloadSpec, model: Model, data_folder: Path) -> Samples:

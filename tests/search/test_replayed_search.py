@@ -1,0 +1,206 @@
+"""Whole searches over a recorded table: nothing runs, and the known optimum is found."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.cli.main import main
+from autotune.contract.table import Table, read_table
+from autotune.errors import InputError
+from autotune.report import document
+from autotune.search.compare import CompareRequest, run_compare
+from autotune.search.interrupts import Interrupts
+from autotune.search.request import SearchRequest, SearchResult
+from autotune.search.session import run_search
+from autotune.store.importer import read_study
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+GRID = BENCHMARKS / "tables" / "qwen3-tiny-fsdp2.yaml"
+TABLE = BENCHMARKS / "results" / "tables" / "qwen3-tiny-fsdp2.jsonl.gz"
+LAUNCHER = f"replay={TABLE}"
+
+
+@pytest.fixture(scope="module")
+def table() -> Table:
+    return read_table(TABLE)
+
+
+def search(
+    folder: Path, *, trials: int, launcher: str | None = LAUNCHER, **options
+) -> SearchResult:
+    request = SearchRequest(
+        space=str(options.pop("space", GRID)),
+        trials=trials,
+        study="s",
+        runs=folder / "runs",
+        launcher=launcher,
+        **options,
+    )
+    return run_search(request, lambda _event: None, interrupts=Interrupts())
+
+
+@pytest.fixture(scope="module")
+def whole(table: Table, tmp_path_factory: pytest.TempPathFactory) -> SearchResult:
+    folder = tmp_path_factory.mktemp("whole")
+    return search(folder, trials=table.header.num_configs)
+
+
+def test_a_search_finds_the_tables_optimum(whole: SearchResult, table: Table) -> None:
+    times = {row.key: row.s_per_it for row in table.rows if not row.repeat and row.s_per_it}
+    order = sorted(times, key=lambda key: times[key])
+    assert {trial.header.key for trial in whole.contents.trials} == {row.key for row in table.rows}
+    verdict = whole.verdict
+    assert verdict.verdict == "faster"
+    assert verdict.best_trial is not None
+    best = whole.contents.trial(verdict.best_trial)
+    assert best is not None
+    assert best.header.key == order[0]
+    assert verdict.ratio == pytest.approx(
+        times[table.header.baseline_key] / times[order[0]], rel=0.25
+    )
+
+
+def test_the_study_says_that_nothing_was_run(whole: SearchResult, table: Table, capsys) -> None:
+    report = document.build(whole.contents)
+    header = table.header
+    assert report["replayed_from"] == {
+        "table": header.name,
+        "sha256": table.digest,
+        "recorded_at": header.recorded_at,
+    }
+    assert report["environment"]["cpu"] == header.environment["cpu"]
+    assert report["topology"]["processes"] == header.topology.processes
+    runs = str(whole.contents.folder.path.parent)
+    assert main(["report", "s", "--runs", runs]) == 0
+    assert f"played from the table {header.name}" in " ".join(capsys.readouterr().out.split())
+    assert main(["status", "s", "--runs", runs]) == 0
+    assert f"played from the table {header.name}" in " ".join(capsys.readouterr().out.split())
+    target = whole.contents.folder.path.parent / "export" / "accelerate.yaml"
+    target.parent.mkdir()
+    words = ["export", "s", "--runs", runs, "--format", "accelerate", "-o", str(target)]
+    assert main(words) == 0
+    assert "played from the table" in " ".join(capsys.readouterr().out.split())
+    about = json.loads(target.with_name("accelerate.yaml.provenance.json").read_text())
+    assert about["replayed_from"] == report["replayed_from"]
+
+
+def test_overheads_are_the_recorded_ones(whole: SearchResult, table: Table) -> None:
+    recorded = {row.key: row.overhead_s for row in table.rows if not row.repeat}
+    for trial in whole.contents.trials:
+        assert trial.outcome is not None
+        assert trial.outcome.overhead_s == pytest.approx(recorded[trial.header.key])
+
+
+def outcomes(result: SearchResult) -> list[tuple[str, float | None]]:
+    """Settings, or the trial of a re-measurement, with the time: in the order of the launches."""
+    trials = [(json.dumps(one.header.params), one.measurement) for one in result.contents.trials]
+    again = [(str(one.header.trial), one.measurement) for one in result.contents.remeasurements]
+    return [
+        (what, None if measured is None else measured.s_per_it)
+        for what, measured in (*trials, *again)
+    ]
+
+
+def test_a_search_that_is_resumed_plays_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    unbroken = search(tmp_path / "unbroken", trials=9)
+    search(tmp_path / "resumed", trials=4)
+    resumed = search(tmp_path / "resumed", trials=9, launcher=None)
+    assert resumed.contents.study.launcher == LAUNCHER
+    trials = [one for one in outcomes(resumed) if one[0].startswith("{")]
+    assert trials[:4] == outcomes(unbroken)[:4]
+    assert resumed.contents.study.context == unbroken.contents.study.context
+    assert all("replayed" in one.measurement.notes for one in resumed.contents.trials)
+
+
+def test_the_same_seed_plays_the_same_study(tmp_path: Path) -> None:
+    first, again = (search(tmp_path / name, trials=6) for name in ("a", "b"))
+    assert outcomes(first) == outcomes(again)
+    other = search(tmp_path / "c", trials=6, overrides=("search.seed=5",))
+    assert outcomes(other) != outcomes(first)
+
+
+def test_two_trials_are_compared_by_the_studys_launcher(tmp_path: Path) -> None:
+    result = search(tmp_path, trials=4)
+    contents = read_study(result.contents.folder)
+    worst = max(contents.trials, key=lambda one: one.measurement.s_per_it)
+    best = min(contents.trials, key=lambda one: one.measurement.s_per_it)
+    request = CompareRequest(
+        names=(str(worst.number), str(best.number)),
+        best=None,
+        study=contents.study,
+        runs=tmp_path / "runs",
+    )
+    found = run_compare(request, lambda _event: None, interrupts=Interrupts())
+    assert found.result.verdict == "b_faster"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("params.micro_batch.choices=[1,2,4]", "params.batching.choices=[padded,sorted]"),
+         "lacks .* configurations of this space, such as"),
+        (("params.forward_prefetch={low: 0, high: 100000}",), "this space has ranges"),
+        (("baseline.layers_per_unit=2",), "cannot run the baseline"),
+        (("workload.global_batch=16",), "recorded with other work: global_batch 8 there, 16 here"),
+        (("workload.data.max_length=128",), "recorded with other work: samples"),
+        (("topology.processes=4",), "topology.processes is 4, and the launcher has trials of 2"),
+    ],
+)  # fmt: skip
+def test_a_space_outside_the_table_is_refused_before_anything_starts(
+    overrides: tuple[str, ...], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=words) as caught:
+        search(tmp_path, trials=4, overrides=overrides)
+    assert str(caught.value).startswith(f"{GRID}:")
+    assert not (tmp_path / "runs" / "s").exists()
+
+
+def test_a_part_of_the_tables_grid_can_be_searched(tmp_path: Path) -> None:
+    overrides = ("params.micro_batch.choices=[1, 4]", "params.layers_per_unit=null")
+    result = search(tmp_path, trials=20, overrides=overrides)
+    assert len(result.contents.trials) == 8
+
+
+@pytest.mark.parametrize(
+    ("launcher", "words"),
+    [
+        ("nowhere", "unknown launcher 'nowhere'"),
+        ("replay", "needs the table"),
+        ("replay=missing.jsonl", "there is no table"),
+        ("local=7", "takes nothing"),
+    ],
+)
+def test_a_wrong_launcher_ends_with_the_exit_code_of_wrong_input(
+    launcher: str, words: str, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["search", "--space", str(GRID), "--launcher", launcher]
+    assert main(arguments) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_command_that_resumes_names_the_launcher(
+    tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from autotune.cli.search import _resume_words
+
+    monkeypatch.setattr(sys, "argv", ["autotune"])
+    request = SearchRequest(space="s.yaml", trials=3, launcher="replay=t.jsonl", anchors=False)
+    assert _resume_words(request)[1:] == (
+        "search", "--space", "s.yaml", "--trials", "3", "--launcher=replay=t.jsonl", "--no-anchors",
+    )  # fmt: skip
+
+
+def test_a_dry_run_names_the_launcher_and_the_recorded_devices(tmp_path: Path, capsys) -> None:
+    runs = str(tmp_path / "runs")
+    words = ["search", "--space", str(GRID), "--launcher", LAUNCHER, "--runs", runs, "--dry-run"]
+    assert main([*words, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["launcher"] == LAUNCHER
+    assert plan["topology"] == {"processes": 2, "device": "cpu"}
+    assert not any("no GPU is used" in note for note in plan["notes"])
