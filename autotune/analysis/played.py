@@ -85,7 +85,8 @@ def play(
     cycle = source.cycle
     usual = level(source.first.timed)
     at = usual if factor is None else source.level * factor
-    warmup = [tuple(seconds * at / usual for seconds in one) for one in source.first.warmup]
+    scale = at / usual
+    warmup = [tuple(seconds * scale for seconds in one) for one in source.first.warmup]
     while (state := windows.warm(slowest(warmup), cycle, rules)) == "no":
         warmup += source.drawn(draw, at)
     recorded = list(source.first.timed) if factor is None else []

@@ -116,16 +116,28 @@ def test_a_slow_trial_is_stopped_early_as_it_would_have_been(
     assert best.s_per_it is not None
     assert worst.s_per_it is not None
     assert worst.s_per_it > 1.3 * best.s_per_it
-    racing = Racing(best_s_per_it=best.s_per_it / 4, noise_share=0.01)
-    plan = plan_of(prepared, worst, racing=racing)
-    outcome = launch(table, plan, tmp_path)
-    whole = launch(table, plan_of(prepared, worst), tmp_path / "whole")
-    assert outcome.state == "stopped_early"
-    assert outcome.measurement is not None
+    patient = dataclasses.replace(plan_of(prepared, worst).measuring, window_s=1e9)
+    whole, raced = (
+        launch(
+            table,
+            dataclasses.replace(
+                plan_of(prepared, worst),
+                measuring=dataclasses.replace(patient, racing=racing, interval_share=0.0),
+            ),
+            tmp_path / name,
+        )
+        for name, racing in (
+            ("whole", None),
+            ("raced", Racing(best_s_per_it=best.s_per_it / 4, noise_share=0.01)),
+        )
+    )
+    assert whole.state == "complete"
+    assert raced.state == "stopped_early"
+    assert raced.measurement is not None
     assert whole.measurement is not None
-    assert outcome.measurement.iterations < whole.measurement.iterations
-    assert outcome.timed_s < whole.timed_s
-    peak = outcome.measurement.peak_memory
+    assert raced.measurement.iterations < whole.measurement.iterations == 24
+    assert raced.timed_s < whole.timed_s
+    peak = raced.measurement.peak_memory
     assert peak.worst_case == peak.timed
 
 
