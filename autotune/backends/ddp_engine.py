@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from autotune.backends import adamw
+from autotune.backends import adamw, recompute
 from autotune.backends.base import IncompatibleConfigError, RankContext
 from autotune.backends.filling import fill
 from autotune.backends.numberformats import TORCH_DTYPES, names_of
@@ -163,8 +163,7 @@ def build(settings: dict[str, Any], plan: Plan, rank: RankContext) -> DdpEngine:
     family = family_of(plan.training.model.family)
     module = family.build(plan.training.model, dtype=TORCH_DTYPES[settings["master_dtype"]])
     source = WeightSource.of(plan.training.model, module)
-    if plan.config.get("workload.activation_checkpointing", "none") == "full":
-        checkpointing.enable_full(module)
+    checkpointing.enable(module, recompute.wanted(plan))
     fill(module, source, rank)
     copy = None
     if settings["precision"]["bf16_copy"]:

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from autotune.backends import deepspeed as rendering
+from autotune.backends import recompute
 from autotune.backends.base import IncompatibleConfigError, RankContext
 from autotune.backends.filling import fill, fill_buffers
 from autotune.backends.numberformats import TORCH_DTYPES
@@ -187,8 +188,7 @@ def build(config: dict[str, Any], plan: Plan, rank: RankContext) -> DeepSpeedEng
     module = family_of(plan.training.model.family).build(
         plan.training.model, dtype=TORCH_DTYPES[plan.training.precision.compute]
     )
-    if plan.config.get("workload.activation_checkpointing", "none") == "full":
-        checkpointing.enable_full(module)
+    checkpointing.enable(module, recompute.wanted(plan))
     # Without it zero.Init parses the configuration as if there were one process.
     deepspeed.init_distributed()
     init: Any = None

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from autotune.backends import adamw
+from autotune.backends import adamw, recompute
 from autotune.backends.base import Refusal
 from autotune.contract.plan import Plan, Precision, Topology, Workload
 from autotune.knobs.fsdp2 import KNOBS
@@ -72,7 +72,8 @@ class Fsdp2Backend:
                 "the input embedding, and one weight cannot belong to two units",
             )
         return (
-            _refused_reshard(values["reshard_after_forward"], topology.processes)
+            recompute.refused(config, workload)
+            or _refused_reshard(values["reshard_after_forward"], topology.processes)
             or _refused_prefetch(values, workload)
             or _refused_precision(workload.precision)
         )

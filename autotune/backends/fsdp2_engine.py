@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autotune.backends import adamw
+from autotune.backends import adamw, recompute
 from autotune.backends.base import IncompatibleConfigError, RankContext
 from autotune.backends.numberformats import TORCH_DTYPES, names_of
 from autotune.contract.outcome import ReadBackLevel
@@ -186,8 +186,7 @@ def build(settings: dict[str, Any], plan: Plan, rank: RankContext) -> Fsdp2Engin
     family = family_of(plan.training.model.family)
     module = family.build(plan.training.model, dtype=TORCH_DTYPES[settings["master_dtype"]])
     source = WeightSource.of(plan.training.model, module)
-    if plan.config.get("workload.activation_checkpointing", "none") == "full":
-        checkpointing.enable_full(module)
+    checkpointing.enable(module, recompute.wanted(plan))
     layers = list(family.layers(module))
     knobs = settings["fully_shard"]
     embedding, head = family.embeddings(module)

@@ -295,6 +295,8 @@ class Plan:
     memory_margin_share: float = 0.05
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
     """Variables that this trial sets in its ranks."""
+    unset: tuple[str, ...] = ()
+    """Variables that its ranks must not have, though the site may have set them."""
 
     def __post_init__(self) -> None:
         if isinstance(self.workload, CommandWorkload) != (self.schedule is None):

@@ -25,6 +25,7 @@ from autotune.contract.plan import (
 )
 from autotune.data.schedule import make_schedule
 from autotune.errors import InputError
+from autotune.knobs import environment
 from autotune.space.model import Config
 from autotune.space.search_space import SearchSpace
 
@@ -145,6 +146,7 @@ class Planner:
         rules = measuring(self.topology)
         if whole_window:
             rules = dataclasses.replace(rules, interval_share=0.0)
+        variables, unset = environment.variables(config.values)
         return Plan(
             study=self.study,
             number=number,
@@ -162,6 +164,8 @@ class Planner:
             numerics=numerics(self.workload.precision, reference),
             deadlines=self._deadlines(),
             memory_margin_share=self.space.search.memory_margin_share,
+            environment=variables,
+            unset=unset,
         )
 
     def _deadlines(self) -> Deadlines:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
+import os
 import re
 import shutil
 from pathlib import Path
@@ -18,6 +19,7 @@ from autotune.models.family import family_of
 from autotune.search import disk
 from autotune.search.anchors import Anchor, find_anchors
 from autotune.search.automatic import resolve_auto
+from autotune.search.available import available
 from autotune.search.devices import Devices, find_topology, visible_devices
 from autotune.search.earlier import earlier_bests
 from autotune.search.fitting import fitting
@@ -25,6 +27,7 @@ from autotune.search.packages import known_bad
 from autotune.search.planning import Planner
 from autotune.search.proposals import Exhausted, look_around, sampler_name
 from autotune.search.request import SearchRequest
+from autotune.search.site import with_site_values
 from autotune.search.workload import command_workload, context_of, make_workload
 from autotune.space.loader import find_space, load_space, parse_space
 from autotune.space.model import CommandSpec, Config
@@ -68,7 +71,7 @@ def prepare(request: SearchRequest, *, staging: Path) -> Prepared:
         EnvironmentFault: The machine lacks something.
         NothingFeasibleError: The baseline can be seen not to run.
     """
-    loaded = _load(request)
+    loaded, of_site = with_site_values(_load(request), os.environ)
     folder = StudyFolder.of(request.runs, study_name(request))
     trials = loaded.search.trials if request.trials is None else request.trials
     if not 1 <= trials <= MAX_TRIALS:
@@ -89,7 +92,7 @@ def prepare(request: SearchRequest, *, staging: Path) -> Prepared:
     automatic: tuple[str, ...] = ()
     if isinstance(loaded.workload, CommandSpec):
         workload: CommandWorkload | Workload = command_workload(loaded.workload)
-        space = loaded.on(topology)
+        space = available(loaded.on(topology), topology)
     else:
         _take_earlier_tokens(folder, staging)
         workload, space, automatic = _training(loaded, topology, devices, staging)
@@ -110,7 +113,7 @@ def prepare(request: SearchRequest, *, staging: Path) -> Prepared:
         trials=trials,
         planner=planner,
         anchors=find_anchors(space, workload, earlier) if request.anchors else (),
-        notes=(*_notes(space, workload, devices, topology), *automatic, *few),
+        notes=(*_notes(space, workload, devices, topology), *automatic, *of_site, *few),
     )
 
 
@@ -148,7 +151,8 @@ def _training(
     refusal = family.packing_refusal(workload.model.config)
     if refusal is not None:
         space = loaded.on(topology, packing_refusal=refusal)
-    space, automatic = resolve_auto(fitting(space, workload, topology, devices), workload)
+    space = fitting(available(space, topology), workload, topology, devices)
+    space, automatic = resolve_auto(space, workload)
     return workload, space, automatic
 
 

@@ -189,12 +189,17 @@ def _prepare(plan: Plan, rank: int) -> _Place:
     """Bind the device, set threads and seeds."""
     import torch
 
+    from autotune.worker import allocator
+
     local_rank = int(os.environ.setdefault("LOCAL_RANK", str(rank)))
     topology = plan.topology
     local = int(os.environ.get("LOCAL_WORLD_SIZE", topology.processes // topology.nodes))
     os.environ.setdefault("RANK", str(rank))
     os.environ.setdefault("WORLD_SIZE", str(topology.processes))
+    for name in plan.unset:
+        os.environ.pop(name, None)
     os.environ.update(plan.environment)
+    allocator.apply(plan)
     notes: dict[str, Any] = {}
     if topology.device == "cuda":
         torch.cuda.set_device(local_rank)
