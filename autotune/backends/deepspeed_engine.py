@@ -186,7 +186,10 @@ def build(config: dict[str, Any], plan: Plan, rank: RankContext) -> DeepSpeedEng
 
     _quiet(deepspeed)
     module = family_of(plan.training.model.family).build(
-        plan.training.model, dtype=TORCH_DTYPES[plan.training.precision.compute]
+        plan.training.model,
+        dtype=TORCH_DTYPES[plan.training.precision.compute],
+        kernels=plan.kernels,
+        static_shapes=plan.cut.distinct_shapes == 1,
     )
     checkpointing.enable(module, recompute.wanted(plan))
     # Without it zero.Init parses the configuration as if there were one process.

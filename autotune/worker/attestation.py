@@ -13,6 +13,8 @@ from autotune.backends.base import Engine
 from autotune.contract.outcome import ReadBack, ReadBackLevel
 from autotune.contract.plan import Plan
 from autotune.knobs import environment
+from autotune.models.family import family_of
+from autotune.models.kernels import table
 from autotune.worker import allocator
 from autotune.worker.failures import NotInEffectError
 
@@ -23,8 +25,11 @@ if TYPE_CHECKING:
 
 
 def read_engine(plan: Plan, engine: Engine) -> dict[str, ReadBack]:
-    """Return the backend's knobs, the environment's, and checkpointing, as they are now."""
+    """Return the backend's knobs, environment, kernels and checkpointing, as they are now."""
     found = {**engine.read_back(), **_checkpointing(engine.module)}
+    family = family_of(plan.training.model.family)
+    for knob, choice in table.bound(family, engine.module).items():
+        found[f"kernel.{knob}"] = (choice, "live")
     for name, asked in plan.config.items():
         owner, _, variable = name.partition(".")
         if owner != environment.OWNER:
