@@ -109,6 +109,7 @@ class DdpEngine:
             "ddp.gradient_as_bucket_view": (bool(logged["gradient_as_bucket_view"]), "live"),
             # The reducer logs it only where it is set.
             "ddp.static_graph": (bool(logged.get("static_graph", 0)), "live"),
+            adamw.KNOB: (adamw.implementation(self._optimizer), "live"),
         }
         return found
 

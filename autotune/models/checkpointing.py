@@ -10,19 +10,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import torch
 
-PRODUCTS: Final = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm")
-ATTENTIONS: Final = (
-    "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_cudnn_attention",
-    "_scaled_dot_product_flash_attention_for_cpu",
-    "_scaled_dot_product_fused_attention_overrideable",
-)
-"""Functions of ATen whose results ``selective`` keeps, where the installed torch has them."""
+from autotune.knobs.recomputed import ATTENTIONS, PRODUCTS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

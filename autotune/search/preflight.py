@@ -21,6 +21,7 @@ from autotune.search.automatic import resolve_auto
 from autotune.search.available import available
 from autotune.search.devices import Devices, find_topology, visible_devices
 from autotune.search.earlier import earlier_bests
+from autotune.search.experts import unknown_experts
 from autotune.search.fitting import fitting
 from autotune.search.kernels import limits_of
 from autotune.search.packages import known_bad
@@ -233,6 +234,9 @@ def _notes(
     if model is not None and model.hidden_size_from != "hidden_size":
         size = model.config["hidden_size"]
         notes.append(f"the model's hidden size {size} is {model.hidden_size_from} of its config")
+    experts = unknown_experts(space, workload) if isinstance(workload, Workload) else None
+    if experts is not None:
+        notes.append(experts)
     if devices.note:
         notes.append(f"GPUs are not used: {devices.note}")
     if topology.device == "cpu":

@@ -171,6 +171,9 @@ def knob_value(node: Node, knob: Knob) -> Any:
 def _text_value(node: Node, knob: Knob) -> str | None:
     if knob.pattern and is_null(node):
         return None
+    for value, reason in knob.refused:
+        if isinstance(node, Scalar) and node.text == value:
+            raise node.place.error(f"{knob.name} cannot be {value}: {reason}")
     found = text(node, knob.name, [choice for choice in knob.choices if choice is not None])
     if knob.pattern and re.fullmatch(knob.pattern, found) is None:
         raise node.place.error(
