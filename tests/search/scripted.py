@@ -41,6 +41,7 @@ class Act:
     checks: tuple[CheckPoint, ...] = CHECKS
     peak_bytes: int = GIB
     limit_bytes: int = 10 * GIB
+    alloc_retries: int = 0
     actual: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Values that the engine has instead of the requested ones."""
     stopped_early: bool = False
@@ -85,6 +86,7 @@ def record_of(plan: Plan, rank: int, act: Act) -> RankRecord:
             peak_timed_bytes=act.peak_bytes,
             peak_worst_case_bytes=act.peak_bytes,
             memory_limit_bytes=act.limit_bytes,
+            alloc_retries=act.alloc_retries,
             read_back={
                 name: ReadBack(
                     requested=plan.config[name],
