@@ -56,6 +56,28 @@ def packed_row(samples: Sequence[Sample], length: int) -> MicroBatch:
     return MicroBatch(input_ids=ids, attention_mask=None, position_ids=positions, labels=labels)
 
 
+def padded_rows(samples: Sequence[Sample], length: int, rows: int | None = None) -> MicroBatch:
+    """Lay each sample in a row of its own, padded on the right to ``length`` tokens.
+
+    Args:
+        samples: One a row.
+        length: At least as long as the longest of them.
+        rows: Number of rows, the last ones empty; by default one for each sample.
+    """
+    ids = torch.zeros(rows or len(samples), length, dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    labels = torch.full_like(ids, IGNORED)
+    for row, sample in enumerate(samples):
+        end = len(sample.ids)
+        ids[row, :end] = sample.ids
+        mask[row, :end] = 1
+        labels[row, : end - 1] = torch.where(sample.trained, sample.ids, IGNORED)[1:]
+    whole = bool(mask.all())
+    return MicroBatch(
+        input_ids=ids, attention_mask=None if whole else mask, position_ids=None, labels=labels
+    )
+
+
 class TokenStream:
     """One rank's micro-batches of each global batch in the cycle.
 
@@ -131,20 +153,10 @@ class TokenStream:
 
     def _collate(self, rows: Sequence[Sample], step: MicroStep) -> MicroBatch:
         if self._schedule.batching != "packed":
-            return self._padded(rows, step)
+            padded = padded_rows(rows, step.length, step.rows)
+            return self._on_device(padded.input_ids, padded.attention_mask, padded.labels)
         packed = packed_row(rows, step.length)
         return self._on_device(packed.input_ids, None, packed.labels, packed.position_ids)
-
-    def _padded(self, rows: Sequence[Sample], step: MicroStep) -> MicroBatch:
-        ids = torch.zeros(step.rows, step.length, dtype=torch.int64)
-        mask = torch.zeros_like(ids)
-        labels = torch.full_like(ids, IGNORED)
-        for row, sample in enumerate(rows):
-            length = len(sample.ids)
-            ids[row, :length] = sample.ids
-            mask[row, :length] = 1
-            labels[row, : length - 1] = torch.where(sample.trained, sample.ids, IGNORED)[1:]
-        return self._on_device(ids, None if bool(mask.all()) else mask, labels)
 
     def _on_device(
         self,
