@@ -161,7 +161,12 @@ def build(settings: dict[str, Any], plan: Plan, rank: RankContext) -> DdpEngine:
             "reducer fails where some of them are not synchronised"
         )
     family = family_of(plan.training.model.family)
-    module = family.build(plan.training.model, dtype=TORCH_DTYPES[settings["master_dtype"]])
+    module = family.build(
+        plan.training.model,
+        dtype=TORCH_DTYPES[settings["master_dtype"]],
+        kernels=plan.kernels,
+        static_shapes=plan.cut.distinct_shapes == 1,
+    )
     source = WeightSource.of(plan.training.model, module)
     if plan.config.get("workload.activation_checkpointing", "none") == "full":
         checkpointing.enable_full(module)

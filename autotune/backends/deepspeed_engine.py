@@ -185,7 +185,10 @@ def build(config: dict[str, Any], plan: Plan, rank: RankContext) -> DeepSpeedEng
 
     _quiet(deepspeed)
     module = family_of(plan.training.model.family).build(
-        plan.training.model, dtype=TORCH_DTYPES[plan.training.precision.compute]
+        plan.training.model,
+        dtype=TORCH_DTYPES[plan.training.precision.compute],
+        kernels=plan.kernels,
+        static_shapes=plan.cut.distinct_shapes == 1,
     )
     if plan.config.get("workload.activation_checkpointing", "none") == "full":
         checkpointing.enable_full(module)

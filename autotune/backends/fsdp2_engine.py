@@ -184,7 +184,12 @@ def build(settings: dict[str, Any], plan: Plan, rank: RankContext) -> Fsdp2Engin
         IncompatibleConfigError: torch refuses the configuration.
     """
     family = family_of(plan.training.model.family)
-    module = family.build(plan.training.model, dtype=TORCH_DTYPES[settings["master_dtype"]])
+    module = family.build(
+        plan.training.model,
+        dtype=TORCH_DTYPES[settings["master_dtype"]],
+        kernels=plan.kernels,
+        static_shapes=plan.cut.distinct_shapes == 1,
+    )
     source = WeightSource.of(plan.training.model, module)
     if plan.config.get("workload.activation_checkpointing", "none") == "full":
         checkpointing.enable_full(module)

@@ -313,6 +313,16 @@ class Plan:
         return self.schedule
 
     @property
+    def kernels(self) -> dict[str, str]:
+        """Bare name of each ``kernel.*`` knob to its choice."""
+        prefix = "kernel."
+        return {
+            name.removeprefix(prefix): value
+            for name, value in self.config.items()
+            if name.startswith(prefix)
+        }
+
+    @property
     def num_launched(self) -> int:
         """Processes that autotune starts, each of which leaves a record.
 

@@ -34,6 +34,10 @@ class Batch(Protocol):
     def position_ids(self) -> torch.Tensor | None:
         """Positions within each sample; ``None`` counts from 0 in each row."""
 
+    @property
+    def labels(self) -> torch.Tensor:
+        """The next token of each position, or the ignored label; rows × length."""
+
 
 class ModelFamily(Protocol):
     """One architecture. Stateless."""
@@ -63,8 +67,29 @@ class ModelFamily(Protocol):
     def flops_per_token(self, config: Mapping[str, Any], lengths: Sequence[int]) -> float:
         """Model FLOPs of forward and backward per real token, for samples of these lengths."""
 
-    def build(self, model: Model, *, dtype: torch.dtype) -> torch.nn.Module:
-        """Return the library's causal language model on the meta device, in training mode."""
+    def layer_counts(self, config: Mapping[str, Any]) -> dict[str, int]:
+        """``attention_layers`` and ``linear_attention_layers``: facts for conditions of knobs."""
+
+    def build(
+        self,
+        model: Model,
+        *,
+        dtype: torch.dtype,
+        kernels: Mapping[str, str],
+        static_shapes: bool = False,
+    ) -> torch.nn.Module:
+        """Return the library's causal language model on the meta device, in training mode.
+
+        Args:
+            model: Its configuration.
+            dtype: Format of its weights.
+            kernels: Bare name of a ``kernel.*`` knob to its choice; others have their default.
+            static_shapes: Whether every micro-step has the same shape.
+
+        Raises:
+            KernelRefusedError: A library has no such kernel for the model.
+            KernelNotBoundError: A patch changes nothing.
+        """
 
     def layers(self, module: torch.nn.Module) -> Sequence[torch.nn.Module]:
         """The decoder layers, in order."""
@@ -73,7 +98,10 @@ class ModelFamily(Protocol):
         """Input embedding and output projection; they share one weight where it is tied."""
 
     def implementations(self, module: torch.nn.Module) -> dict[str, str]:
-        """Layer type to the implementation that the live modules are bound to."""
+        """Layer type to the implementation that the live modules are bound to, as an import path.
+
+        Several are joined by `` + ``.
+        """
 
     def mixers(self, module: torch.nn.Module) -> Sequence[tuple[str, torch.nn.Module]]:
         """The modules through which tokens of a row reach each other, in order of forward.
@@ -84,11 +112,17 @@ class ModelFamily(Protocol):
     def parts(self, layer: torch.nn.Module) -> Sequence[tuple[str, torch.nn.Module]]:
         """The modules of a decoder layer that gradients must come through, with layer types."""
 
-    def packing_refusal(self, config: Mapping[str, Any]) -> str | None:
-        """Why samples cannot be packed into one row here; ``None`` where boundaries are obeyed."""
+    def packing_refusal(self, config: Mapping[str, Any], kernels: Mapping[str, str]) -> str | None:
+        """Why samples cannot be packed into one row with these kernels; ``None`` where they can."""
 
     def logits(self, module: torch.nn.Module, batch: Batch) -> torch.Tensor:
         """Run the model (or the engine that wraps it): rows × length × vocabulary."""
+
+    def loss_sum(self, module: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        """Run the model (or its engine) and return the summed loss of the batch's labels.
+
+        In float32, made inside the forward of the engine, where the head's weights are whole.
+        """
 
 
 def family_of(name: str) -> ModelFamily:

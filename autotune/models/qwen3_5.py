@@ -40,35 +40,30 @@ class Qwen35Family(causal_lm.CausalLmFamily):
     def flops_per_token(self, config: Mapping[str, Any], lengths: Sequence[int]) -> float:
         return qwen3_5_shape.flops_per_token(config, lengths)
 
-    def packing_refusal(self, config: Mapping[str, Any]) -> str | None:
+    def packing_refusal(self, config: Mapping[str, Any], kernels: Mapping[str, str]) -> str | None:
         """Position ids separate samples in attention only; the recurrent state runs through.
 
         ``transformers/integrations/hub_kernels.py``: torch's own functions cannot take sequence
         boundaries, and none are passed to a package's kernels.
         """
         if "linear_attention" not in config["layer_types"]:
-            return None
+            return super().packing_refusal(config, kernels)
         return (
             "linear attention and its convolution would carry one sample's state into the next: "
             "no sequence boundaries are passed to them"
         )
 
     def implementations(self, module: torch.nn.Module) -> dict[str, str]:
-        from autotune.models.loss import token_loss_sum
-
         layers: list[Any] = list(self.layers(module))
         linear = [layer.linear_attn for layer in layers if hasattr(layer, "linear_attn")]
-        full = [layer.self_attn for layer in layers if hasattr(layer, "self_attn")]
         norms = [*causal_lm.norms_of(module, layers), *(mixer.norm for mixer in linear)]
         bound = {
-            "attention": causal_lm.joined(map(causal_lm.attention_function, full)),
+            **causal_lm.shared_implementations(module, layers),
             "linear attention": causal_lm.joined(
                 _kernel(mixer, "torch_chunk_gated_delta_rule") for mixer in linear
             ),
             "convolution": causal_lm.joined(_kernel(mixer, "causal_conv1d_fn") for mixer in linear),
             "norm": causal_lm.joined(causal_lm.path_of(norm.forward) for norm in norms),
-            "mlp": causal_lm.joined(causal_lm.path_of(layer.mlp.forward) for layer in layers),
-            "loss": causal_lm.path_of(token_loss_sum),
         }
         return {kind: path for kind, path in bound.items() if path}
 

@@ -14,13 +14,13 @@ from autotune.backends.base import backend_of
 from autotune.contract.folder import StudyFolder, check_study_name
 from autotune.contract.plan import CommandWorkload, Topology, Workload
 from autotune.errors import EnvironmentFault, InputError
-from autotune.models.family import family_of
 from autotune.search import disk
 from autotune.search.anchors import Anchor, find_anchors
 from autotune.search.automatic import resolve_auto
 from autotune.search.devices import Devices, find_topology, visible_devices
 from autotune.search.earlier import earlier_bests
 from autotune.search.fitting import fitting
+from autotune.search.kernels import limits_of
 from autotune.search.packages import known_bad
 from autotune.search.planning import Planner
 from autotune.search.proposals import Exhausted, look_around, sampler_name
@@ -144,10 +144,7 @@ def _training(
     """The workload of autotune's own step, the space without what it cannot do, and notes."""
     space = loaded.on(topology)
     workload = make_workload(space, data_folder=staging)
-    family = family_of(workload.model.family)
-    refusal = family.packing_refusal(workload.model.config)
-    if refusal is not None:
-        space = loaded.on(topology, packing_refusal=refusal)
+    space = loaded.on(topology, limits_of(loaded, workload, topology, devices))
     space, automatic = resolve_auto(fitting(space, workload, topology, devices), workload)
     return workload, space, automatic
 

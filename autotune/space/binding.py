@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any, Final
 from autotune.contract.plan import Topology
 from autotune.space import domains
 from autotune.space.canonical import domain_words, label
-from autotune.space.model import Choices, Domain, Dropped, FloatRange, IntRange, Param
+from autotune.space.model import (
+    Choices,
+    Domain,
+    Dropped,
+    FloatRange,
+    IntRange,
+    Limits,
+    Param,
+)
 
 if TYPE_CHECKING:
     from autotune.space.place import Place
@@ -29,9 +37,9 @@ _NO_LIMIT: Final = (
 _RESHARD: Final = "fsdp2.reshard_after_forward"
 
 
-def bind(space: SearchSpace, topology: Topology, packing_refusal: str | None) -> SearchSpace:
+def bind(space: SearchSpace, topology: Topology, limits: Limits) -> SearchSpace:
     """See :meth:`autotune.space.search_space.SearchSpace.on`."""
-    space = dataclasses.replace(space, packing_refusal=packing_refusal)
+    space = dataclasses.replace(space, limits=limits)
     params: list[Param] = []
     dropped: list[Dropped] = []
     for param in space.declared:
@@ -122,10 +130,13 @@ def impossible(space: SearchSpace, topology: Topology, name: str, value: Any) ->
     for refused, reason in space.knobs[name].refused:
         if type(refused) is type(value) and refused == value:
             return reason
+    reason = space.limits.values.get(name, {}).get(value)
+    if reason is not None:
+        return reason
     if value is None or isinstance(value, bool):
         return None
     if name == _BATCHING and value == _PACKED:
-        return space.packing_refusal or (None if _has_limit(space) else _NO_LIMIT)
+        return space.limits.packing or (None if _has_limit(space) else _NO_LIMIT)
     if name == _ROWS:
         batch, processes = space.workload.global_batch, topology.processes
         if batch % (value * processes) != 0:
@@ -245,7 +256,7 @@ def _hint(space: SearchSpace, topology: Topology, name: str) -> str | None:
             )
         return f"micro_batch must divide {share}, the samples of each process"
     if name == _BATCHING:
-        return "use padded or sorted" if space.packing_refusal else "tune or set max_tokens"
+        return "use padded or sorted" if space.limits.packing else "tune or set max_tokens"
     if name == _TOKENS:
         return f"max_tokens must be at least {space.training.data.max_length}"
     return None

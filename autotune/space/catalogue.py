@@ -7,7 +7,7 @@ from typing import Final
 
 from autotune import registry
 from autotune.contract import command
-from autotune.knobs import environment, reasons, workload
+from autotune.knobs import environment, kernels, reasons, workload
 from autotune.knobs.knob import Knob
 from autotune.space import reading
 from autotune.space.place import Place
@@ -21,7 +21,7 @@ def backend_knobs(backend: str) -> tuple[Knob, ...]:
 
 
 class Catalogue:
-    """Knobs of the chosen backends, the workload and the environment, by full and bare name.
+    """Knobs of the chosen backends, workload, kernels and environment, by full and bare name.
 
     Args:
         backends: As the file names them.
@@ -36,6 +36,7 @@ class Catalogue:
             self._add(backend_knobs(backend))
         if own is None:
             self._add(workload.KNOBS)
+            self._add(kernels.KNOBS)
         else:
             self._add(knob for knob in workload.KNOBS if knob.name in workload.OF_COMMANDS)
             self._add(own)

@@ -10,6 +10,7 @@ from typing import Any
 from autotune.contract import command
 from autotune.contract.plan import Topology
 from autotune.errors import InputError
+from autotune.knobs import kernels
 from autotune.knobs.knob import Knob
 from autotune.space import binding, canonical, domains, meaning
 from autotune.space.model import (
@@ -18,6 +19,7 @@ from autotune.space.model import (
     Config,
     Constraint,
     Dropped,
+    Limits,
     Param,
     SearchSettings,
     WorkloadSpec,
@@ -27,7 +29,7 @@ from autotune.space.place import Place
 CUTS = ("workload.micro_batch", "workload.max_tokens")
 """The two ways to cut a global batch; a configuration has exactly one."""
 
-SHARED_OWNERS = ("workload", command.OWNER)
+SHARED_OWNERS = ("workload", kernels.OWNER, command.OWNER)
 """Owners whose knobs are live whatever the backend."""
 
 
@@ -72,8 +74,8 @@ class SearchSpace:
     resolved: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Full name to value of what ``fixed`` or ``baseline`` leave to ``auto``, once it is known."""
     topology: Topology | None = None
-    packing_refusal: str | None = None
-    """Why the workload's model cannot be packed, once bound; ``None``: it can, or is not known."""
+    limits: Limits = dataclasses.field(default_factory=Limits)
+    """What the workload's model and the machine allow, once bound."""
     places: dict[str, Place] = dataclasses.field(default_factory=dict, compare=False, repr=False)
     """Where the file says what: ``params.NAME``, ``fixed.FULL``, ``workload.global_batch``,
     ``constraint TEXT``, …; :meth:`place` reads it."""
@@ -109,18 +111,18 @@ class SearchSpace:
         stated = (f"{section}.{knob}" for section in ("fixed", "baseline"))
         return self.place(next((path for path in stated if path in self.places), "baseline"))
 
-    def on(self, topology: Topology, *, packing_refusal: str | None = None) -> SearchSpace:
+    def on(self, topology: Topology, limits: Limits | None = None) -> SearchSpace:
         """Return this space on a topology, without the choices that cannot hold there.
 
         Args:
             topology: Where the ranks run.
-            packing_refusal: Why the model cannot be packed; ``None`` where it can.
+            limits: What the model and the machine allow; nothing is known of them without.
 
         Raises:
             SpaceError: No choice of a parameter is left, or what is fixed, the baseline or the
                 global batch is impossible.
         """
-        return binding.bind(self, topology, packing_refusal)
+        return binding.bind(self, topology, limits or Limits())
 
     def without(self, backend: str, reason: str) -> SearchSpace:
         """Return this space without a backend that cannot run here, and say why.
@@ -305,7 +307,7 @@ class SearchSpace:
 
     def _config(self, backend: str, values: dict[str, Any], *, prefer: Mapping[str, Any]) -> Config:
         values = {**values, **self._cut(prefer)}
-        facts = canonical.facts(self.workload)
+        facts = {**canonical.facts(self.workload), **self.limits.facts}
         if self.topology is not None:
             facts |= {"processes": self.topology.processes, "device": self.topology.device}
         values = canonical.with_defaults(values, self.knobs.values(), facts)
@@ -327,4 +329,7 @@ class SearchSpace:
         known = {n: v for n, v in config.values.items() if n in self.knobs}
         if len(known) < len(config.values):
             return ""
+        # A knob that the record does not know had its default: there was nothing else then.
+        unknown = [name for name in self._kept(config.backend) if name not in known]
+        known |= {name: self.knobs[name].default for name in unknown}
         return self._config(config.backend, known, prefer=known).key

@@ -12,6 +12,8 @@ from autotune.analysis import kernels
 from autotune.backends.base import Engine
 from autotune.contract.outcome import ReadBack, ReadBackLevel
 from autotune.contract.plan import Plan
+from autotune.models.family import family_of
+from autotune.models.kernels import table
 from autotune.worker.failures import NotInEffectError
 
 if TYPE_CHECKING:
@@ -21,9 +23,12 @@ if TYPE_CHECKING:
 
 
 def read_engine(plan: Plan, engine: Engine) -> dict[str, ReadBack]:
-    """Return the backend's knobs, the environment's, and checkpointing, as they are now."""
+    """Return the backend's knobs, environment, kernels and checkpointing, as they are now."""
     found = dict(engine.read_back())
     found["workload.activation_checkpointing"] = (_checkpointing(engine.module), "live")
+    family = family_of(plan.training.model.family)
+    for knob, choice in table.bound(family, engine.module).items():
+        found[f"kernel.{knob}"] = (choice, "live")
     for name in plan.config:
         owner, _, variable = name.partition(".")
         if owner == "env":

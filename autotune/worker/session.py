@@ -107,7 +107,7 @@ class _Session:
         stream = TokenStream(plan.training, plan.cut, self._rank, vocabulary, place.device)
         stream.prepare()
         read_back = attestation.read_engine(plan, engine)
-        attestation.require_in_effect(plan, read_back, owners={plan.backend, "env"})
+        attestation.require_in_effect(plan, read_back, owners={plan.backend, "env", "kernel"})
         torch.manual_seed(plan.training.model.seed)
         meter_memory.reset()
 

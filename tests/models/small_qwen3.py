@@ -46,7 +46,7 @@ def small_model(*, seed: int = 0, **changes: object) -> Model:
 
 def materialised(model: Model) -> torch.nn.Module:
     """The model on the CPU in float32 with its start weights."""
-    module = FAMILY.build(model, dtype=torch.float32)
+    module = FAMILY.build(model, dtype=torch.float32, kernels={})
     source = WeightSource.of(model, module)
     module.to_empty(device="cpu")
     module.tie_weights()

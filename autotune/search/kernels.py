@@ -1,0 +1,77 @@
+"""Which kernels can run here: told before the first launch, by what is installed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from autotune.contract.plan import Topology, Workload
+from autotune.knobs import kernels
+from autotune.models.family import family_of
+from autotune.models.kernels.choice import LayerKernels, Machine, unavailable
+from autotune.models.kernels.table import LAYERS
+from autotune.search.devices import Devices
+from autotune.space import domains
+from autotune.space.model import Limits
+from autotune.space.search_space import SearchSpace
+
+
+def machine_of(workload: Workload, topology: Topology, devices: Devices) -> Machine:
+    """Return what decides which kernels can run."""
+    used = devices.found[: topology.devices_per_node] if topology.device == "cuda" else ()
+    known = [device.capability for device in used if device.capability is not None]
+    return Machine(
+        device=topology.device,
+        capability=min(known, default=None),
+        compute=workload.precision.compute,
+        model_type=workload.model.family,
+    )
+
+
+def limits_of(
+    space: SearchSpace, workload: Workload, topology: Topology, devices: Devices
+) -> Limits:
+    """Return the kernels that cannot run here, with the reason, and whether packing can be."""
+    machine = machine_of(workload, topology, devices)
+    gone: dict[str, dict[Any, str]] = {}
+    for layer in LAYERS:
+        for choice in layer.choices:
+            reason = unavailable(choice, machine)
+            if reason is not None:
+                gone.setdefault(full_name(layer), {})[choice.name] = reason
+    model = workload.model
+    family = family_of(model.family)
+    refusals = [
+        family.packing_refusal(model.config, chosen) for chosen in _combinations(space, gone)
+    ]
+    return Limits(
+        packing=None if None in refusals else next(iter(refusals), None),
+        values=gone,
+        facts=family.layer_counts(model.config),
+    )
+
+
+def full_name(layer: LayerKernels) -> str:
+    """Return the knob of a layer type by its full name."""
+    return f"{kernels.OWNER}.{layer.knob}"
+
+
+def offered(space: SearchSpace, layer: LayerKernels) -> tuple[str, ...]:
+    """Return the choices of a layer type that configurations of the space may have."""
+    knob = full_name(layer)
+    tuned = [param for param in space.params if param.knob == knob]
+    values = [str(value) for param in tuned for value in domains.values(param.domain)]
+    default = layer.choices[0].name
+    stated = space.fixed.get(knob, space.baseline.get(knob, default))
+    return tuple(dict.fromkeys([stated, *values]))
+
+
+def _combinations(space: SearchSpace, gone: dict[str, dict[Any, str]]) -> Iterator[dict[str, str]]:
+    names = [layer.knob for layer in LAYERS]
+    left = [
+        [one for one in offered(space, layer) if one not in gone.get(full_name(layer), {})]
+        for layer in LAYERS
+    ]
+    for choices in itertools.product(*left):
+        yield dict(zip(names, choices, strict=True))
