@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 CALLS: list[tuple[str, bool]] = []
@@ -43,5 +45,4 @@ def segments(ends, length):
     ends = ends.tolist()
     assert ends[0] == 0
     assert ends[-1] == length
-    pairs = zip(ends[:-1], ends[1:], strict=True)
-    return [slice(first, last) for first, last in pairs if last > first]
+    return [slice(first, last) for first, last in itertools.pairwise(ends) if last > first]

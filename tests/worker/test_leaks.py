@@ -84,9 +84,7 @@ def test_the_other_convolution_computes_the_same(
 
 @pytest.mark.parametrize("model", ["qwen3-tiny", "qwen3_5-tiny"])
 def test_bf16_packs_without_a_false_alarm(model: str, tmp_path: Path) -> None:
-    plan = make_plan(
-        "fsdp2", model_name=model, changes=packed("fsdp2", model), precision=BF16
-    )
+    plan = make_plan("fsdp2", model_name=model, changes=packed("fsdp2", model), precision=BF16)
     measured(run_trial(plan, tmp_path, fault=STAND_INS), tmp_path)
 
 

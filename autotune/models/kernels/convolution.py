@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from autotune.models.kernels.choice import Choice, LayerKernels, Target, of_paths
-
 from autotune.models.kernels import fla_package, rebinding
+from autotune.models.kernels.choice import Choice, LayerKernels, Target, of_paths
 
 if TYPE_CHECKING:
     import torch
