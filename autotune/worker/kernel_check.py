@@ -35,7 +35,7 @@ from autotune.backends.filling import fill
 from autotune.backends.numberformats import TORCH_DTYPES
 from autotune.contract.kernels import KernelCheck
 from autotune.contract.plan import DType, Model, Plan
-from autotune.data.stream import MicroBatch, packed_row, padded_rows
+from autotune.data.packing import IGNORED, Frame, MicroBatch, packed_row
 from autotune.data.tokens import Sample, synthetic_sample
 from autotune.models.causal_lm import decoder
 from autotune.models.family import ModelFamily, family_of
@@ -172,7 +172,7 @@ def _cases(plan: Plan, model: Model) -> Iterator[Case]:
     longest = plan.training.samples.max_length
     rows = _drawn([longest, max(2, longest // 2)], vocabulary)
     words = f"rows of {longest:,} and {len(rows[1].ids):,} tokens"
-    yield Case(words=words, samples=rows, batch=padded_rows(rows, longest))
+    yield Case(words=words, samples=rows, batch=_padded(rows, longest))
     if plan.cut.batching != "packed":
         return
     steps = [
@@ -182,7 +182,8 @@ def _cases(plan: Plan, model: Model) -> Iterator[Case]:
     lengths = [plan.training.samples.lengths[index] for index in fullest.samples]
     samples = _drawn(lengths, vocabulary)
     words = f"{len(lengths)} samples packed into {fullest.length:,} tokens"
-    yield Case(words=words, samples=samples, batch=packed_row(samples, fullest.length))
+    frame = Frame.of(plan.cut, plan.training.samples.lengths)
+    yield Case(words=words, samples=samples, batch=packed_row(samples, frame))
 
 
 def _drawn(lengths: Sequence[int], vocabulary: int) -> tuple[Sample, ...]:
@@ -192,14 +193,26 @@ def _drawn(lengths: Sequence[int], vocabulary: int) -> tuple[Sample, ...]:
     )
 
 
+def _padded(samples: Sequence[Sample], length: int) -> MicroBatch:
+    """Each sample in a row of its own, padded on the right."""
+    ids = torch.zeros(len(samples), length, dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    labels = torch.full_like(ids, IGNORED)
+    for row, sample in enumerate(samples):
+        end = len(sample.ids)
+        ids[row, :end] = sample.ids
+        mask[row, :end] = 1
+        labels[row, : end - 1] = sample.ids[1:]
+    return MicroBatch(
+        input_ids=ids,
+        attention_mask=None if bool(mask.all()) else mask,
+        position_ids=None,
+        labels=labels,
+    )
+
+
 def _on(case: Case, device: torch.device) -> Case:
-    batch = case.batch
-    moved = {
-        field.name: value.to(device) if isinstance(value, torch.Tensor) else value
-        for field in dataclasses.fields(batch)
-        for value in [getattr(batch, field.name)]
-    }
-    return dataclasses.replace(case, batch=dataclasses.replace(batch, **moved))
+    return dataclasses.replace(case, batch=case.batch.to(device))
 
 
 def _lengths(case: Case) -> list[slice]:
@@ -229,7 +242,7 @@ def _truth(
     module = _built(family, model, reference, dtype, device, static=False)
     batches = []
     for sample in case.samples:
-        alone = Case(words="", samples=(sample,), batch=padded_rows((sample,), len(sample.ids)))
+        alone = Case(words="", samples=(sample,), batch=_padded((sample,), len(sample.ids)))
         batches.append(_on(alone, device).batch)
     found = _run(family, module, batches, [[slice(None)]] * len(batches))
     beat()

@@ -28,6 +28,7 @@ class Inputs:
 
     attention_mask = None
     position_ids = None
+    boundaries = None
 
     def __init__(self, ids: torch.Tensor) -> None:
         self.input_ids = ids

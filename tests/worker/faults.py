@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import resource
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 
@@ -177,17 +179,50 @@ def no_large_files(rank: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))
 
 
-def boundaries_lost(rank: int) -> None:
+def packages_that_obey(rank: int) -> None:
+    """Stand-ins for packages whose kernels need a GPU, which obey boundaries."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "packages"))
+
+
+def masks_without_boundaries(rank: int) -> None:
     """The library's masks are plainly causal: position ids no longer separate samples."""
     from transformers import masking_utils
 
+    packages_that_obey(rank)
     masking_utils.find_packed_sequence_indices = lambda position_ids: None
 
 
-def boundaries_lost_on_rank_1(rank: int) -> None:
+def masks_without_boundaries_on_rank_1(rank: int) -> None:
     """One rank alone sees the leak."""
     if rank == 1:
-        boundaries_lost(rank)
+        masks_without_boundaries(rank)
+
+
+def delta_rule_without_boundaries(rank: int) -> None:
+    """The package's kernel takes boundaries and does not obey them."""
+    packages_that_obey(rank)
+    import segmentwise
+
+    original = segmentwise.delta_rule
+
+    def leaking(*args: Any, cu_seqlens: Any, **named: Any) -> Any:
+        return original(*args, cu_seqlens=None, **named)
+
+    segmentwise.delta_rule = leaking
+
+
+def convolution_without_boundaries(rank: int) -> None:
+    """As above; what leaks are the last three tokens of a sample into the first of the next."""
+    packages_that_obey(rank)
+    import segmentwise
+
+    original = segmentwise.convolution
+
+    def leaking(*args: Any) -> Any:
+        *others, _ends, name = args
+        return original(*others, None, name)
+
+    segmentwise.convolution = leaking
 
 
 def our_own_error(rank: int) -> None:
