@@ -14,9 +14,12 @@ from typing import Any, Final
 from autotune.contract.plan import CommandWorkload, Plan
 from autotune.knobs.kernels import KNOBS, OWNER
 
+_BY_PACKAGE: Final = ("linear_attention", "convolution")
+"""Knobs whose kernels the library binds by itself where their package is installed."""
 _SWITCHES: Final = {"norm": "rms_norm", "rope": "rope", "mlp": "swiglu"}
 """Knob to the argument of Liger's function."""
 _LIGER: Final = "liger"
+_REGISTERED: Final = {"hub_flash_attention_2": "kernels-community/flash-attn2"}
 
 _HEAD: Final = '''"""The kernels of {about}.
 
@@ -48,7 +51,7 @@ def changed(plan: Plan) -> dict[str, Any]:
     return {
         name: value
         for name, value in plan.kernels.items()
-        if name in defaults and value != defaults[name]
+        if name in defaults and value != defaults[name] and name not in _BY_PACKAGE
     }
 
 
@@ -77,13 +80,14 @@ def notes(plan: Plan, file_name: str) -> tuple[str, ...]:
     """Return what the user has to do to have the measured kernels."""
     kernels = changed(plan)
     if not kernels:
-        return ()
+        return _by_package(plan)
     said = ", ".join(f"{OWNER}.{name}={value}" for name, value in kernels.items())
     module = module_name(file_name)
     found = [
         f"kernels are the model's and cannot be said in this file ({said}): 'from {module} import "
         "ATTN_IMPLEMENTATION, apply', pass the first to from_pretrained as attn_implementation, "
-        "and call apply(model) before the model is sharded or wrapped"
+        "and call apply(model) before the model is sharded or wrapped",
+        *_by_package(plan),
     ]
     if kernels.get("loss") == "chunked":
         found.append(
@@ -96,6 +100,19 @@ def notes(plan: Plan, file_name: str) -> tuple[str, ...]:
             "the head's gradient in the weights' format"
         )
     return tuple(found)
+
+
+def _by_package(plan: Plan) -> tuple[str, ...]:
+    if isinstance(plan.workload, CommandWorkload):
+        return ()
+    chosen = {name: plan.kernels.get(name, "torch") for name in _BY_PACKAGE}
+    said = [f"{OWNER}.{name}={value}" for name, value in chosen.items() if value != "torch"]
+    if not said:
+        return ()
+    return (
+        f"measured with {', '.join(said)}: transformers takes flash-linear-attention and "
+        "causal-conv1d where they are installed, and torch's functions where they are not",
+    )
 
 
 def _code(plan: Plan, kernels: Mapping[str, Any], about: str) -> str:
@@ -115,6 +132,7 @@ def _code(plan: Plan, kernels: Mapping[str, Any], about: str) -> str:
         body = call + body
     attention = str(plan.kernels.get("attention", "sdpa"))
     after = ""
+    attention = _REGISTERED.get(attention, attention)
     if attention == "varlen":
         imports += [
             "from transformers import AttentionInterface",

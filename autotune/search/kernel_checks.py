@@ -49,7 +49,7 @@ def with_right_kernels(prepared: Prepared, runner: Runner, events: EventSink) ->
         return prepared
     begun, launched = time.monotonic(), 0
     gone: dict[str, dict[Any, str]] = {}
-    for plan, layer, choice in _plans(prepared):
+    for plan, layer, choice in plans(prepared):
         digest = _digest(prepared, plan)
         verdict = _known(prepared.folder, digest)
         if verdict is None:
@@ -77,7 +77,7 @@ def with_right_kernels(prepared: Prepared, runner: Runner, events: EventSink) ->
     return narrowed(prepared, space, notes)
 
 
-def _plans(prepared: Prepared) -> Iterator[tuple[Plan, LayerKernels, str]]:
+def plans(prepared: Prepared) -> Iterator[tuple[Plan, LayerKernels, str]]:
     """A plan for each choice that needs one."""
     base = prepared.space.baseline_config()
     packed = _packed(prepared.space, base)
