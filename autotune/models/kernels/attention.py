@@ -66,7 +66,7 @@ def _bind(target: Target, choice: str) -> None:
 
 
 def _bound(target: Target) -> str:
-    """transformers puts a build of the hub in place of a package that it cannot import.
+    """Transformers puts a build of the hub in place of a package that it cannot import.
 
     It runs that through the same function, so the name and the function must both be the choice's.
     """
