@@ -21,6 +21,7 @@ from autotune.exporters import (
     deepspeed,
     environment,
     exactness,
+    kernels,
 )
 from autotune.exporters.base import ExportRequest
 from autotune.knobs.words import value_words
@@ -120,7 +121,11 @@ def fsdp2(request: ExportRequest, name: str) -> Part:
             "mixed_precision": _mixed_precision(plan),
             "fsdp_config": fsdp,
         },
-        files={f"{code}.py": accelerate_code.fsdp2(plan, rendered, about(request)), **variables},
+        files={
+            f"{code}.py": accelerate_code.fsdp2(plan, rendered, about(request)),
+            **kernels.files(plan, name, about(request)),
+            **variables,
+        },
         notes=(
             f"accelerate has no field for {', '.join(_beyond_accelerate(plan, rendered))}: the "
             f"YAML alone runs accelerate's own, 'from {code} import shard' in your script and "
@@ -128,7 +133,7 @@ def fsdp2(request: ExportRequest, name: str) -> Part:
             "measured",
             *_accumulation_notes(rendered, code),
             *said,
-            *_batch_notes(plan, code),
+            *_batch_notes(plan, code, name),
         ),
         losses=batching.losses(plan),
     )
@@ -186,6 +191,7 @@ def ddp(request: ExportRequest, name: str) -> Part:
         },
         files={
             f"{code}.py": accelerate_code.ddp(plan, rendered, said, about(request)),
+            **kernels.files(plan, name, about(request)),
             **variables,
         },
         notes=(
@@ -195,7 +201,7 @@ def ddp(request: ExportRequest, name: str) -> Part:
             f"{_beyond_ddp(plan)}: 'model = as_measured(accelerator, model)' before the "
             "optimizer and prepare gives what was measured",
             *setting,
-            *_batch_notes(plan, code),
+            *_batch_notes(plan, code, name),
         ),
         losses=(
             *batching.losses(plan),
@@ -240,11 +246,12 @@ def _checkpoints(plan: Plan) -> bool:
     return bool(plan.config.get("workload.activation_checkpointing", "none") != "none")
 
 
-def _batch_notes(plan: Plan, code: str) -> tuple[str, ...]:
+def _batch_notes(plan: Plan, code: str, name: str) -> tuple[str, ...]:
     return (
         f"batch size, accumulation, optimizer and clipping are your script's: {code}.py holds the "
         "measured ones as constants",
         *batching.notes(plan, "these files"),
+        *kernels.notes(plan, name),
     )
 
 

@@ -15,7 +15,7 @@ from autotune.backends.base import backend_of
 from autotune.contract.command import PARAM, placeholders, text_of
 from autotune.contract.plan import CommandWorkload, Plan
 from autotune.errors import InputError, NothingToExportError
-from autotune.exporters import batching, checkpoint_code, environment, exactness
+from autotune.exporters import batching, checkpoint_code, environment, exactness, kernels
 from autotune.exporters.asking import ask, is_installed
 from autotune.exporters.base import ExportRequest, ExportResult
 
@@ -51,7 +51,7 @@ def export(request: ExportRequest) -> ExportResult:
     rendered = exactness.exact(backend.render(plan), backend.knobs)
     _compare_with_run(request, rendered)
     text = exactness.json_text(rendered)
-    about = f"trial {request.trial} of autotune's study {request.contents.study.name}"
+    about = _about(request)
     variables, said = environment.companion(plan, request.file_name, about)
     switch, switched = {}, ()
     if not is_command:
@@ -59,12 +59,26 @@ def export(request: ExportRequest) -> ExportResult:
     version = load_in_deepspeed(rendered, plan.topology.processes)
     by_tokens = plan.config.get("workload.max_tokens") is not None
     return ExportResult(
-        files={request.file_name: text, **switch, **variables},
-        notes=(*switched, *said, *_notes(request, rendered, version)),
+        files={
+            request.file_name: text,
+            **kernels.files(plan, request.file_name, about),
+            **switch,
+            **variables,
+        },
+        notes=(
+            *switched,
+            *said,
+            *_notes(request, rendered, version),
+            *kernels.notes(plan, request.file_name),
+        ),
         adaptations=() if by_tokens or is_command else (_ACCUMULATION,),
         losses=_arguments(plan) if is_command else _losses(plan, rendered),
         checked_with=None if version is None else f"deepspeed {version}",
     )
+
+
+def _about(request: ExportRequest) -> str:
+    return f"trial {request.trial} of autotune's study {request.contents.study.name}"
 
 
 def _placeholders(plan: Plan) -> set[str]:

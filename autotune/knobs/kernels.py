@@ -21,15 +21,46 @@ KNOBS: Final[tuple[Knob, ...]] = (
         name="attention",
         type="text",
         default="sdpa",
-        choices=("sdpa", "flex_attention", "flash_attention_2", "varlen"),
+        choices=("sdpa", "flex_attention", "flash_attention_2", "hub_flash_attention_2", "varlen"),
         numerics="order",
         dead_when="attention_layers == 0",
         read_back="live",
         read_from="the function that each attention layer looks up by its config",
         source="transformers/modeling_utils.py (AttentionInterface); torch/nn/attention/varlen.py",
         meaning="sdpa: torch's fused attention, with a dense mask where samples are packed; "
-        "flex_attention: a compiled block mask; flash_attention_2: the flash_attn package; "
+        "flex_attention: a compiled block mask; flash_attention_2: the flash_attn package, or as "
+        "the Hugging Face hub has it built (hub_); "
         "varlen: torch's own flash attention with sample boundaries.",
+    ),
+    Knob(
+        owner=OWNER,
+        name="linear_attention",
+        type="text",
+        default=None,
+        default_where=(("fla_binds == true", "fla"), ("true", "torch")),
+        choices=("torch", "fla"),
+        numerics="order",
+        dead_when="linear_attention_layers == 0",
+        read_back="live",
+        read_from="the function that each gated delta net layer calls",
+        source="transformers/models/qwen3_5/modeling_qwen3_5.py; fla/ops/gated_delta_rule/chunk.py",
+        meaning="Gated delta nets. torch: the library's chunked form, many small kernels; fla: "
+        "flash-linear-attention, which samples can be packed for. Its first steps compile.",
+    ),
+    Knob(
+        owner=OWNER,
+        name="convolution",
+        type="text",
+        default=None,
+        default_where=(("causal_conv1d_binds == true", "causal_conv1d"), ("true", "torch")),
+        choices=("torch", "causal_conv1d", "fla"),
+        numerics="order",
+        dead_when="linear_attention_layers == 0",
+        read_back="live",
+        read_from="the function that each gated delta net layer calls before its recurrence",
+        source="transformers/models/qwen3_5/modeling_qwen3_5.py; fla/modules/causal_conv1d/ops.py",
+        meaning="The gated delta nets' short convolution. torch: samples cannot be packed; "
+        "causal_conv1d: that package; fla: flash-linear-attention's Triton kernel.",
     ),
     Knob(
         owner=OWNER,

@@ -45,7 +45,7 @@ KNOBS: Final[tuple[Knob, ...]] = (
         read_from="shapes of the micro-steps that ran",
         source="autotune/data/schedule.py",
         meaning="padded: rows in stream order; sorted: rows of like length, so less padding; "
-        "packed: several samples in one row of max_tokens, kept apart by position ids.",
+        "packed: several samples in one row of max_tokens, kept apart by their boundaries.",
     ),
     Knob(
         owner="workload",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autotune.contract.plan import Model
+from autotune.models import mixing
 from autotune.models.kernels import table
 from autotune.models.kernels.attention import registered_name
 from autotune.models.kernels.choice import KernelRefusedError, Target, first_line
@@ -64,6 +66,14 @@ class CausalLmFamily:
     def mixers(self, module: torch.nn.Module) -> Sequence[tuple[str, torch.nn.Module]]:
         return [mixer_of(layer) for layer in self.layers(module)]
 
+    def mixing(self, module: torch.nn.Module) -> Sequence[str]:
+        return list(dict.fromkeys(kind for kind, _ in self.mixers(module)))
+
+    def watching_mixers(
+        self, module: torch.nn.Module, seen: mixing.Seen
+    ) -> contextlib.AbstractContextManager[None]:
+        return mixing.watching_modules(self.mixers(module), seen)
+
     def parts(self, layer: torch.nn.Module) -> Sequence[tuple[str, torch.nn.Module]]:
         inside: Any = layer
         if is_compiled(layer):
@@ -91,13 +101,33 @@ class CausalLmFamily:
             "linear_attention_layers": num_linear,
         }
 
+    def one_of_each(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        kinds = list(dict.fromkeys(config["layer_types"]))
+        return {**config, "layer_types": kinds, "num_hidden_layers": len(kinds)}
+
     def inputs(self, batch: Batch) -> dict[str, Any]:
-        """What the model is called with, but for the targets."""
+        """What the model is called with, but for the targets.
+
+        Boundaries of a packed row have the names of transformers' ``FlashAttentionKwargs`` and
+        reach every layer.
+        """
+        ends = batch.boundaries
+        packed = (
+            {}
+            if ends is None
+            else {
+                "cu_seq_lens_q": ends.cu_seq_lens,
+                "cu_seq_lens_k": ends.cu_seq_lens,
+                "max_length_q": ends.max_length,
+                "max_length_k": ends.max_length,
+            }
+        )
         return {
             "input_ids": batch.input_ids,
             "attention_mask": batch.attention_mask,
             "position_ids": batch.position_ids,
             "use_cache": False,
+            **packed,
         }
 
     def logits(self, module: torch.nn.Module, batch: Batch) -> torch.Tensor:

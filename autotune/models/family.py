@@ -6,6 +6,7 @@ A family is registered under the ``model_type`` of its configurations
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -13,14 +14,31 @@ from autotune import registry
 from autotune.contract.plan import Model
 from autotune.errors import InputError
 from autotune.models.checkpoint import ParameterShape
+from autotune.models.mixing import Seen
 from autotune.models.starts import Start
 
 if TYPE_CHECKING:
     import torch
 
 
+class Boundaries(Protocol):
+    """Where the samples of one packed row begin and end, in the forms that kernels take."""
+
+    @property
+    def cu_seq_lens(self) -> torch.Tensor:
+        """int32: 0 and the end of each sample. The row's end may stand several times."""
+
+    @property
+    def max_length(self) -> int:
+        """No sample is longer."""
+
+    @property
+    def seq_idx(self) -> torch.Tensor:
+        """int32, 1 × length: the number of each token's sample, from 0."""
+
+
 class Batch(Protocol):
-    """The inputs of one micro-step; ``autotune.data.stream.MicroBatch`` is one."""
+    """The inputs of one micro-step; ``autotune.data.packing.MicroBatch`` is one."""
 
     @property
     def input_ids(self) -> torch.Tensor:
@@ -37,6 +55,10 @@ class Batch(Protocol):
     @property
     def labels(self) -> torch.Tensor:
         """The next token of each position, or the ignored label; rows × length."""
+
+    @property
+    def boundaries(self) -> Boundaries | None:
+        """Where the samples of a packed row begin and end; ``None`` where a row is one sample."""
 
 
 class ModelFamily(Protocol):
@@ -69,6 +91,9 @@ class ModelFamily(Protocol):
 
     def layer_counts(self, config: Mapping[str, Any]) -> dict[str, int]:
         """``attention_layers`` and ``linear_attention_layers``: facts for conditions of knobs."""
+
+    def one_of_each(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a completed configuration with one layer of each kind, at their real widths."""
 
     def build(
         self,
@@ -107,6 +132,17 @@ class ModelFamily(Protocol):
         """The modules through which tokens of a row reach each other, in order of forward.
 
         Each with its layer type. Their output (or its first part) is rows × length × hidden.
+        """
+
+    def mixing(self, module: torch.nn.Module) -> Sequence[str]:
+        """The layer types by which tokens of a row reach each other."""
+
+    def watching_mixers(
+        self, module: torch.nn.Module, seen: Seen
+    ) -> contextlib.AbstractContextManager[None]:
+        """Tell ``seen`` what each part of those layer types returns, in order of forward.
+
+        As long as it is entered, and where no layer runs compiled.
         """
 
     def parts(self, layer: torch.nn.Module) -> Sequence[tuple[str, torch.nn.Module]]:

@@ -105,6 +105,7 @@ class _Inputs:
 
     attention_mask = None
     position_ids = None
+    boundaries = None
 
     def __init__(self, ids: Any) -> None:
         self.input_ids = self.labels = ids

@@ -21,6 +21,7 @@ from autotune.worker.failures import NotInEffectError
 if TYPE_CHECKING:
     import torch
 
+    from autotune.data.packing import MicroBatch
     from autotune.data.stream import TokenStream
 
 
@@ -67,7 +68,7 @@ def read_schedule(plan: Plan, stream: TokenStream, rank: int) -> dict[str, ReadB
             if step.samples
         ]
     found: dict[str, Any] = {"workload.batching": _batching(plan)}
-    if plan.cut.batching == "packed" and not _positions_restart(plan, stream, rank):
+    if plan.cut.batching == "packed" and not _boundaries_are_told(plan, stream, rank):
         found["workload.batching"] = "padded"
     rows, limit = plan.config.get("workload.micro_batch"), plan.config.get("workload.max_tokens")
     if rows is not None:
@@ -172,22 +173,35 @@ def _batching(plan: Plan) -> str:
     return plan.cut.batching
 
 
-def _positions_restart(plan: Plan, stream: TokenStream, rank: int) -> bool:
-    """Whether each packed row's position ids begin anew at each of its samples."""
+def _boundaries_are_told(plan: Plan, stream: TokenStream, rank: int) -> bool:
+    """Whether each packed row says where its samples begin and end, in every form."""
     lengths = plan.training.samples.lengths
     for index, batch in enumerate(plan.cut.batches):
         tensors = stream.micro_batches(index)
         for tensor, step in zip(tensors, batch.ranks[rank].micro_steps, strict=True):
-            if not step.samples:
-                continue
-            if tensor.position_ids is None or tensor.attention_mask is not None:
-                return False
-            ends = itertools.accumulate((lengths[sample] for sample in step.samples), initial=0)
-            starts = [end for end in ends if end < step.length]
-            zeros = (tensor.position_ids[0] == 0).nonzero().flatten().tolist()
-            if zeros != starts:
+            ends = [*itertools.accumulate(lengths[sample] for sample in step.samples)]
+            if not _told(tensor, ends, step.length):
                 return False
     return True
+
+
+def _told(tensor: MicroBatch, ends: list[int], length: int) -> bool:
+    """Whether segments end at ``ends`` and, with the padding after them, at ``length``."""
+    import torch
+
+    if tensor.boundaries is None or tensor.position_ids is None:
+        return False
+    told = list(dict.fromkeys(tensor.boundaries.cu_seq_lens.tolist()))
+    counted = torch.arange(length, device=tensor.position_ids.device)
+    numbers, positions = tensor.boundaries.seq_idx[0], tensor.position_ids[0]
+    changes = (numbers.diff() == 1).nonzero().flatten() + 1
+    return (
+        tensor.attention_mask is None
+        and told[: len(ends) + 1] == [0, *ends]
+        and told[-1] == length
+        and [0, *changes.tolist(), length] == told
+        and torch.equal(counted - torch.tensor(told, device=counted.device)[numbers], positions)
+    )
 
 
 def _typed(text: str | None, requested: Any) -> Any:

@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from autotune.models.kernels import attention, compiled, loss, mlp, norm, rope
+from autotune.models.kernels import (
+    attention,
+    compiled,
+    convolution,
+    linear_attention,
+    loss,
+    mlp,
+    norm,
+    rope,
+)
 from autotune.models.kernels.choice import LayerKernels, Target
 
 if TYPE_CHECKING:
@@ -19,6 +28,8 @@ if TYPE_CHECKING:
 
 LAYERS: Final[tuple[LayerKernels, ...]] = (
     attention.LAYER,
+    linear_attention.LAYER,
+    convolution.LAYER,
     norm.LAYER,
     rope.LAYER,
     mlp.LAYER,
@@ -38,6 +49,11 @@ def default(knob: str) -> str:
     layer = of_knob(knob)
     assert layer is not None, knob
     return layer.choices[0].name
+
+
+def references() -> dict[str, str]:
+    """Bare knob name to the choice that is taken for right."""
+    return {layer.knob: layer.reference for layer in LAYERS}
 
 
 def bind(target: Target, kernels: Mapping[str, str]) -> None:
