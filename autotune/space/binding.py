@@ -62,7 +62,7 @@ def bind(space: SearchSpace, topology: Topology, limits: Limits) -> SearchSpace:
         params.append(dataclasses.replace(param, domain=domain))
     for section, given in (("fixed", space.fixed), ("baseline", space.baseline)):
         for name, value in given.items():
-            _refuse(space, topology, name, value, space.places[f"{section}.{name}"])
+            _refuse(space, topology, name, value, space.place(f"{section}.{name}"))
     _check_default_cut(space, topology)
     kept = [item for item in space.dropped if item.topology is None]
     return dataclasses.replace(

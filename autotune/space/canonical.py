@@ -47,7 +47,7 @@ def with_defaults(
     """Return ``values`` with the defaults that depend on other knobs in place of ``None``."""
     found = dict(values)
     for knob in knobs:
-        if found.get(knob.full_name, knob) is None:
+        if knob.default_where and found.get(knob.full_name, knob) is None:
             found[knob.full_name] = default_of(knob, found, facts)
     return found
 
