@@ -121,6 +121,7 @@ def make_grid(path: Path, spec: TableSpec, prepared: Prepared) -> Grid:
         host_memory_bytes=hostmemory.total_bytes(),
         measuring=rules,
         memory_margin_share=space.search.memory_margin_share,
+        facts=dict(space.limits.facts),
         seed=spec.seed,
     )
     made = {field.name: getattr(planner, field.name) for field in dataclasses.fields(planner)}

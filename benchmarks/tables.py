@@ -295,6 +295,8 @@ def record(options: Any, interrupts: Interrupts, scratch: Path, begun: float) ->
         f"{header.topology.processes} × {header.topology.device}"
         + (f", {header.depth.layers} of {header.depth.of} layers" if header.depth else "")
     )
+    for note in grid.prepared.notes:
+        print(f"  {note}")
     for reason, count in header.refused.items():
         print(f"  {count} cost no launch: {reason}")
     if options.dry_run:

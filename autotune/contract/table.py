@@ -82,6 +82,8 @@ class TableHeader:
     host_memory_bytes: int
     measuring: Measuring
     memory_margin_share: float
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What conditions of knobs may name of the model and the machine's packages."""
     seed: int
     """Of the order in which the configurations are launched."""
 

@@ -99,6 +99,8 @@ class Site:
     host_memory_bytes: int
     environment: dict[str, Any]
     """What a study records of it, with the keys of ``store.provenance.environment``."""
+    facts: Mapping[str, Any]
+    """What conditions of knobs may name of its model and packages (``space.model.Limits``)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,6 +137,9 @@ class LauncherKind(Protocol):
 
     def refused_work(self, workload: CommandWorkload | Workload) -> str | None:
         """Why trials of this workload cannot be launched; ``None``: they can."""
+
+    def refused_values(self, knob: str, values: Collection[Any]) -> dict[Any, str]:
+        """Which of a knob's values no configuration here can have, each with the reason."""
 
     def refused_config(
         self, key: str, backend: str, config: Mapping[str, Any], stated: Collection[str]

@@ -80,6 +80,7 @@ class Replay:
             ),
             host_memory_bytes=header.host_memory_bytes,
             environment={**header.environment, "replayed_from": replayed},
+            facts=header.facts,
         )
 
     def refused_work(self, workload: CommandWorkload | Workload) -> str | None:
@@ -98,6 +99,16 @@ class Replay:
             for path in differing[:3]
         )
         return f"table {name} was recorded with other work: {shown}"
+
+    def refused_values(self, knob: str, values: Collection[Any]) -> dict[Any, str]:
+        """Refuse values that no launch had: what the recording machine lacked, say."""
+        had = [row.config[knob] for row in self.table.rows if knob in row.config]
+        reason = f"table {self.table.header.name} has no launch with it"
+        return {
+            value: reason
+            for value in values
+            if had and not any(type(one) is type(value) and one == value for one in had)
+        }
 
     def refused_config(
         self, key: str, backend: str, config: Mapping[str, Any], stated: Collection[str]

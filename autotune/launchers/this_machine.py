@@ -29,6 +29,11 @@ class ThisMachine:
         del workload
         return None
 
+    def refused_values(self, knob: str, values: Collection[Any]) -> dict[Any, str]:
+        """Refuse none."""
+        del knob, values
+        return {}
+
     def refused_config(
         self, key: str, backend: str, config: Mapping[str, Any], stated: Collection[str]
     ) -> str | None:
