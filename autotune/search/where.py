@@ -14,6 +14,7 @@ from autotune.errors import AutotuneError
 from autotune.knobs.words import settings_words
 from autotune.launchers.base import LauncherKind
 from autotune.search.devices import Device, Devices, find_topology, visible_devices
+from autotune.search.distributions import dimension
 from autotune.search.planning import Planner
 from autotune.search.proposals import MAX_LISTED, list_assignments, space_size
 from autotune.search.request import SearchRequest
@@ -98,6 +99,9 @@ def launchable(space: SearchSpace, where: Where) -> SearchSpace:
         SpaceError: No value of a parameter is left.
     """
     for param in space.params:
+        size = dimension(param.domain).size
+        if size is None or size > MAX_LISTED:
+            continue  # check_configs refuses it
         refused = where.kind.refused_values(param.knob, domains.values(param.domain))
         if refused:
             space = space.without_values(param.knob, refused)

@@ -48,7 +48,6 @@ def plan_of(prepared: Prepared, row: TableRow, **changes: Any) -> Plan:
         "racing": None,
     }
     config = prepared.space.resolve(row.params)
-    assert config.key == row.key
     return prepared.planner.plan(config, **(options | changes))
 
 
