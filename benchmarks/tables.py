@@ -134,11 +134,12 @@ class Recording:
             row = self._launch(config, repeat)
             if row is None:
                 return False
+            if row.key == self._grid.header.baseline_key and row.failure is not None:
+                # Without its losses no other launch can be judged: nothing is recorded.
+                raise AutotuneError(f"the baseline failed: {row.failure.reason}")
             self._file.append(row)
             self._walls.append(row.wall_s)
             self._show(row, len(configs) - index - 1)
-            if row.key == self._grid.header.baseline_key and row.failure is not None:
-                raise AutotuneError(f"the baseline failed: {row.failure.reason}")
         return True
 
     def _has_time(self) -> bool:
