@@ -154,8 +154,7 @@ def _beyond_accelerate(plan: Plan, rendered: Mapping[str, Any]) -> list[str]:
     found.append(f"wrap_embeddings={str(knobs['wrap_embeddings']).lower()}")
     if mixed["reduce_dtype"] != mixed["param_dtype"]:
         found.append(f"reduction in {mixed['reduce_dtype']}")
-    said = recompute.rendered(plan.config)
-    if not checkpoint_code.is_plain(plan) or said.get("use_reentrant"):
+    if not checkpoint_code.is_plain(plan) or recompute.rendered(plan.config).get("use_reentrant"):
         found.append(f"activation checkpointing ({checkpoint_code.words(plan)})")
     return found
 

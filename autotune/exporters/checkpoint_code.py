@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from autotune.backends import recompute
-from autotune.contract.plan import Plan
+from autotune.contract.plan import CommandWorkload, Plan
 from autotune.knobs.recomputed import ATTENTIONS, PRODUCTS
 
 _ENABLE: Final = """
@@ -97,7 +97,7 @@ def companion(plan: Plan, main: str, about: str) -> tuple[dict[str, str], tuple[
         about: Where it comes from.
     """
     said = recompute.rendered(plan.config)
-    if said["mode"] == "none":
+    if said["mode"] == "none" or isinstance(plan.workload, CommandWorkload):
         return {}, ()
     if is_plain(plan):
         arguments = (

@@ -53,9 +53,7 @@ def export(request: ExportRequest) -> ExportResult:
     text = exactness.json_text(rendered)
     about = _about(request)
     variables, said = environment.companion(plan, request.file_name, about)
-    switch, switched = {}, ()
-    if not is_command:
-        switch, switched = checkpoint_code.companion(plan, request.file_name, about)
+    switch, switched = checkpoint_code.companion(plan, request.file_name, about)
     version = load_in_deepspeed(rendered, plan.topology.processes)
     by_tokens = plan.config.get("workload.max_tokens") is not None
     return ExportResult(

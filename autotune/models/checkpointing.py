@@ -45,7 +45,8 @@ def enable(module: torch.nn.Module, wanted: Checkpointing) -> None:
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=arguments)
     else:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=arguments)
-    for index, layer in enumerate(checkpointable_layers(module)):
+    layers: list[Any] = list(checkpointable_layers(module))
+    for index, layer in enumerate(layers):
         # Of every n-th layer only 5.24 knows; the switch of a layer is the same in both.
         layer.gradient_checkpointing = index % wanted.every == 0
     if wanted.reentrant and not model.get_input_embeddings().weight.requires_grad:
@@ -89,9 +90,10 @@ def checkpointable_layers(module: torch.nn.Module) -> list[torch.nn.Module]:
 
 def selective_contexts() -> Any:
     """What one selective recomputation runs under: a context for forward, one for backward."""
-    from torch.utils.checkpoint import create_selective_checkpoint_contexts
+    from torch.utils import checkpoint
 
-    return create_selective_checkpoint_contexts(_policy())
+    make: Any = checkpoint.create_selective_checkpoint_contexts  # torch leaves it untyped
+    return make(_policy())
 
 
 @functools.cache
