@@ -11,10 +11,11 @@ import math
 from typing import Any, Literal
 
 from autotune.contract.failures import FailureKind, Phase
+from autotune.contract.kernels import KernelCheck
 from autotune.contract.plan import CheckPoint, MicroStep
 
 ReadBackLevel = Literal["live", "parsed", "effect", "schedule"]
-RankStatus = Literal["measured", "stopped_early", "failed"]
+RankStatus = Literal["measured", "stopped_early", "checked", "failed"]
 State = Literal["complete", "stopped_early", "failed", "interrupted"]
 
 
@@ -122,12 +123,16 @@ class RankRecord:
     """Wall-clock seconds spent in each phase."""
     error: RankError | None = None
     measurement: RankMeasurement | None = None
+    kernel: KernelCheck | None = None
+    """Of a rank that compared a kernel instead of running iterations."""
 
     def __post_init__(self) -> None:
         if (self.status == "failed") != (self.error is not None):
             raise ValueError("a rank record has an error exactly when its status is 'failed'")
-        if (self.status == "failed") == (self.measurement is not None):
-            raise ValueError("a rank record has a measurement exactly when it did not fail")
+        if (self.status in ("measured", "stopped_early")) != (self.measurement is not None):
+            raise ValueError("a rank record has a measurement exactly when it was measured")
+        if (self.status == "checked") != (self.kernel is not None):
+            raise ValueError("a rank record has a kernel check exactly when it is 'checked'")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

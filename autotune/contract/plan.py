@@ -14,7 +14,7 @@ from autotune.contract import codec, jsonfile
 
 DType = Literal["fp32", "bf16"]
 Batching = Literal["padded", "sorted", "packed"]
-Purpose = Literal["trial", "remeasurement"]
+Purpose = Literal["trial", "remeasurement", "kernel"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any, Final
 from autotune.backends.base import backend_of
 from autotune.contract.plan import Plan
 from autotune.errors import NothingToExportError
-from autotune.exporters import accelerate_code, batching, deepspeed, exactness
+from autotune.exporters import accelerate_code, batching, deepspeed, exactness, kernels
 from autotune.exporters.base import ExportRequest
 
 _LEAVES_SINCE: Final = (0, 30)
@@ -76,7 +76,7 @@ def zero(request: ExportRequest, name: str, target: tuple[int, ...] | None) -> P
     )
     return Part(
         settings={"distributed_type": "DEEPSPEED", "deepspeed_config": section},
-        files={companion: made.files[companion]},
+        files=made.files,
         notes=(where, dummy, *notes),
         adaptations=made.adaptations,
         losses=made.losses,
@@ -109,13 +109,16 @@ def fsdp2(request: ExportRequest, name: str) -> Part:
             "mixed_precision": _mixed_precision(plan),
             "fsdp_config": fsdp,
         },
-        files={f"{code}.py": accelerate_code.fsdp2(plan, rendered, about(request))},
+        files={
+            f"{code}.py": accelerate_code.fsdp2(plan, rendered, about(request)),
+            **kernels.files(plan, name, about(request)),
+        },
         notes=(
             f"accelerate has no field for {', '.join(_beyond_accelerate(rendered))}: the "
             f"YAML alone runs accelerate's own, 'from {code} import shard' in your script and "
             "'model = shard(accelerator, model)' before the optimizer and prepare give what was "
             "measured",
-            *_batch_notes(plan, code),
+            *_batch_notes(plan, code, name),
         ),
         losses=batching.losses(plan),
     )
@@ -151,14 +154,17 @@ def ddp(request: ExportRequest, name: str) -> Part:
             "distributed_type": "MULTI_GPU" if plan.topology.processes > 1 else "NO",
             "mixed_precision": _mixed_precision(plan),
         },
-        files={f"{code}.py": accelerate_code.ddp(plan, rendered, said, about(request))},
+        files={
+            f"{code}.py": accelerate_code.ddp(plan, rendered, said, about(request)),
+            **kernels.files(plan, name, about(request)),
+        },
         notes=(
             f"accelerate's file has no field for DDP's arguments: 'from {code} import "
             "kwargs_handlers, as_measured' and 'Accelerator(kwargs_handlers=kwargs_handlers())' "
             f"give the measured ones ({handled})",
             f"{_beyond_ddp(plan)}: 'model = as_measured(accelerator, model)' before the "
             "optimizer and prepare gives what was measured",
-            *_batch_notes(plan, code),
+            *_batch_notes(plan, code, name),
         ),
         losses=(
             *batching.losses(plan),
@@ -203,11 +209,12 @@ def _checkpoints(plan: Plan) -> bool:
     return bool(plan.config.get("workload.activation_checkpointing", "none") != "none")
 
 
-def _batch_notes(plan: Plan, code: str) -> tuple[str, ...]:
+def _batch_notes(plan: Plan, code: str, name: str) -> tuple[str, ...]:
     return (
         f"batch size, accumulation, optimizer and clipping are your script's: {code}.py holds the "
         "measured ones as constants",
         *batching.notes(plan, "these files"),
+        *kernels.notes(plan, name),
     )
 
 

@@ -15,7 +15,7 @@ from autotune.backends.base import backend_of
 from autotune.contract.command import PARAM, placeholders, text_of
 from autotune.contract.plan import CommandWorkload, Plan
 from autotune.errors import InputError, NothingToExportError
-from autotune.exporters import batching, exactness
+from autotune.exporters import batching, exactness, kernels
 from autotune.exporters.asking import ask, is_installed
 from autotune.exporters.base import ExportRequest, ExportResult
 
@@ -54,12 +54,16 @@ def export(request: ExportRequest) -> ExportResult:
     version = load_in_deepspeed(rendered, plan.topology.processes)
     by_tokens = plan.config.get("workload.max_tokens") is not None
     return ExportResult(
-        files={request.file_name: text},
-        notes=_notes(request, rendered, version),
+        files={request.file_name: text, **kernels.files(plan, request.file_name, _about(request))},
+        notes=(*_notes(request, rendered, version), *kernels.notes(plan, request.file_name)),
         adaptations=() if by_tokens or is_command else (_ACCUMULATION,),
         losses=_arguments(plan) if is_command else _losses(plan, rendered),
         checked_with=None if version is None else f"deepspeed {version}",
     )
+
+
+def _about(request: ExportRequest) -> str:
+    return f"trial {request.trial} of autotune's study {request.contents.study.name}"
 
 
 def _placeholders(plan: Plan) -> set[str]:

@@ -21,14 +21,15 @@ KNOBS: Final[tuple[Knob, ...]] = (
         name="attention",
         type="text",
         default="sdpa",
-        choices=("sdpa", "flex_attention", "flash_attention_2", "varlen"),
+        choices=("sdpa", "flex_attention", "flash_attention_2", "hub_flash_attention_2", "varlen"),
         numerics="order",
         dead_when="attention_layers == 0",
         read_back="live",
         read_from="the function that each attention layer looks up by its config",
         source="transformers/modeling_utils.py (AttentionInterface); torch/nn/attention/varlen.py",
         meaning="sdpa: torch's fused attention, with a dense mask where samples are packed; "
-        "flex_attention: a compiled block mask; flash_attention_2: the flash_attn package; "
+        "flex_attention: a compiled block mask; flash_attention_2: the flash_attn package, or as "
+        "the Hugging Face hub has it built (hub_); "
         "varlen: torch's own flash attention with sample boundaries.",
     ),
     Knob(

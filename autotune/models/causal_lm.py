@@ -101,6 +101,10 @@ class CausalLmFamily:
             "linear_attention_layers": num_linear,
         }
 
+    def one_of_each(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        kinds = list(dict.fromkeys(config["layer_types"]))
+        return {**config, "layer_types": kinds, "num_hidden_layers": len(kinds)}
+
     def inputs(self, batch: Batch) -> dict[str, Any]:
         """What the model is called with, but for the targets.
 

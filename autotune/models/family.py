@@ -92,6 +92,9 @@ class ModelFamily(Protocol):
     def layer_counts(self, config: Mapping[str, Any]) -> dict[str, int]:
         """``attention_layers`` and ``linear_attention_layers``: facts for conditions of knobs."""
 
+    def one_of_each(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a completed configuration with one layer of each kind, at their real widths."""
+
     def build(
         self,
         model: Model,

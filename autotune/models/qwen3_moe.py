@@ -31,6 +31,13 @@ class Qwen3MoeFamily(causal_lm.CausalLmFamily):
     def flops_per_token(self, config: Mapping[str, Any], lengths: Sequence[int]) -> float:
         return qwen3_moe_shape.flops_per_token(config, lengths)
 
+    def one_of_each(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        layers = range(config["num_hidden_layers"])
+        dense = [] if all(qwen3_moe_shape.is_sparse(config, i) for i in layers) else [0]
+        count = 1 + len(dense)
+        kinds = {"decoder_sparse_step": 1, "mlp_only_layers": dense, "num_hidden_layers": count}
+        return {**config, **kinds}
+
     def implementations(self, module: torch.nn.Module) -> dict[str, str]:
         layers: list[Any] = list(self.layers(module))
         sparse = [layer.mlp for layer in layers if hasattr(layer.mlp, "experts")]

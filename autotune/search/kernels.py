@@ -11,8 +11,9 @@ from autotune.contract.plan import Topology, Workload
 from autotune.knobs import kernels
 from autotune.models.family import family_of
 from autotune.models.kernels import convolution, linear_attention
-from autotune.models.kernels.choice import LayerKernels, Machine, unavailable
+from autotune.models.kernels.choice import LayerKernels, Machine, unavailable, version
 from autotune.models.kernels.table import LAYERS
+from autotune.search.checks import Check
 from autotune.search.devices import Devices
 from autotune.space import domains
 from autotune.space.model import Limits
@@ -64,6 +65,38 @@ def _bound_by_the_library(machine: Machine) -> dict[str, bool]:
             (convolution.LAYER, "causal_conv1d"),
         )
     }
+
+
+def kernel_table(devices: Devices) -> list[Check]:
+    """Which choices of each ``kernel.*`` knob can run here, and why the others cannot."""
+    known = [one.capability for one in devices.found if one.capability is not None]
+    device = "cuda" if devices.found else "cpu"
+    # What a workload in float32 could not have is not the machine's lack.
+    machine = Machine(device=device, capability=min(known, default=None), compute="bf16")
+    checks = []
+    for layer in LAYERS:
+        reasons = {one.name: unavailable(one, machine) for one in layer.choices}
+        usable = [name for name, reason in reasons.items() if reason is None]
+        lacking = [f"{name}: {reason}" for name, reason in reasons.items() if reason is not None]
+        checks.append(
+            Check(
+                name=f"knob {full_name(layer)}",
+                state="note" if lacking else "ok",
+                text="; ".join([f"{', '.join(usable)} can run here", *lacking]),
+                data={
+                    "choices": [
+                        {
+                            "name": one.name,
+                            "usable": reasons[one.name] is None,
+                            "reason": reasons[one.name],
+                            "versions": {name: version(name) for name in one.packages},
+                        }
+                        for one in layer.choices
+                    ]
+                },
+            )
+        )
+    return checks
 
 
 def full_name(layer: LayerKernels) -> str:

@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -111,6 +112,24 @@ def prepare(request: SearchRequest, *, staging: Path) -> Prepared:
         planner=planner,
         anchors=find_anchors(space, workload, earlier) if request.anchors else (),
         notes=(*_notes(space, workload, devices, topology), *automatic, *few),
+    )
+
+
+def narrowed(prepared: Prepared, space: SearchSpace, notes: Sequence[str]) -> Prepared:
+    """Return ``prepared`` for a space that has lost some of its choices since.
+
+    Raises:
+        InputError: No configuration of it may run.
+    """
+    planner = dataclasses.replace(prepared.planner, space=space)
+    _check_baseline(space, planner)
+    few = _check_rest(space, planner)
+    return dataclasses.replace(
+        prepared,
+        space=space,
+        planner=planner,
+        anchors=tuple(one for one in prepared.anchors if space.contains(one.assignment)),
+        notes=(*prepared.notes, *notes, *few),
     )
 
 

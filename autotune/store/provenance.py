@@ -17,8 +17,18 @@ import autotune
 from autotune.contract import jsonfile
 from autotune.contract.plan import Topology
 
-_PACKAGES: Final = ("torch", "transformers", "deepspeed", "triton", "optuna", "accelerate")
-_TIMED_PACKAGES: Final = ("torch", "transformers", "deepspeed", "triton")
+_KERNELS: Final = (
+    "flash-attn",
+    "flash-linear-attention",
+    "causal-conv1d",
+    "liger-kernel",
+    "tilelang",
+    "kernels",
+)
+_PACKAGES: Final = (
+    "torch", "transformers", "deepspeed", "triton", "optuna", "accelerate", *_KERNELS
+)  # fmt: skip
+_TIMED_PACKAGES: Final = ("torch", "transformers", "deepspeed", "triton", *_KERNELS)
 """Packages whose version may change a step's time."""
 _QUERY_S: Final = 10.0
 """Longest wait for ``nvidia-smi`` or ``git`` (s)."""

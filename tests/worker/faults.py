@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import resource
 import sys
 import time
@@ -290,3 +291,72 @@ def eager_attention_on_rank_1(rank: int) -> None:
     """One rank alone falls back."""
     if rank == 1:
         eager_attention(rank)
+
+
+def attention_falls_back(rank: int) -> None:
+    """The library runs another attention than the one it was built with."""
+    from autotune.models import causal_lm
+
+    original = causal_lm.CausalLmFamily.build
+
+    def build(*args: Any, **named: Any) -> Any:
+        module = original(*args, **named)
+        module.config._attn_implementation = "sdpa"
+        return module
+
+    causal_lm.CausalLmFamily.build = build
+
+
+def chunked_loss_forgets_its_scale(rank: int) -> None:
+    """Its backward takes no notice of what the loss is multiplied with."""
+    import torch
+
+    from autotune.models.kernels import cross_entropy
+
+    original = cross_entropy._of_logits
+    cross_entropy._of_logits = lambda hidden, weight, labels, gradient: original(
+        hidden, weight, labels, torch.ones_like(gradient)
+    )
+
+
+def chunked_loss_not_finite(rank: int) -> None:
+    """One gradient in a thousand is NaN."""
+    from autotune.models.kernels import cross_entropy
+
+    original = cross_entropy._of_logits
+
+    def broken(*args: Any) -> Any:
+        found = original(*args).clone()
+        found.view(-1)[::1000] = float("nan")
+        return found
+
+    cross_entropy._of_logits = broken
+
+
+def chunked_loss_of_fillers(rank: int) -> None:
+    """Ignored labels count a little."""
+    from autotune.models.kernels import cross_entropy
+
+    original = cross_entropy.chunked_loss_sum
+    cross_entropy.chunked_loss_sum = functools.wraps(original)(
+        lambda hidden, weight, labels: original(hidden, weight, labels) + 1e-7 * hidden.sum()
+    )
+
+
+def chunked_loss_raises(rank: int) -> None:
+    """It runs forward only."""
+    from autotune.models.kernels import cross_entropy
+
+    def broken(*args: Any) -> Any:
+        raise RuntimeError("no backward for this shape")
+
+    cross_entropy._of_logits = broken
+
+
+def flex_attention_ignores_boundaries(rank: int) -> None:
+    """The block mask is causal over the whole row."""
+    from transformers import masking_utils
+
+    original = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    assert original is not None

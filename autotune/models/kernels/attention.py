@@ -15,6 +15,7 @@ here. A name without a mask function gets the two-dimensional mask as it is.
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,12 +33,15 @@ if TYPE_CHECKING:
     import torch
 
 VARLEN: Final = "varlen"
-_REGISTERED: Final = {VARLEN: "autotune_varlen"}
+HUB: Final = "hub_flash_attention_2"
+_REPOSITORY: Final = "kernels-community/flash-attn2"
+_REGISTERED: Final = {VARLEN: "autotune_varlen", HUB: _REPOSITORY}
 """Choice to its name in transformers' registry, where that is another one."""
 _PATHS: Final = {
     "sdpa": "transformers.integrations.sdpa_attention.",
     "flex_attention": "transformers.integrations.flex_attention.",
     "flash_attention_2": "transformers.integrations.flash_attention.",
+    HUB: "transformers.integrations.flash_attention.",
     VARLEN: "autotune.models.kernels.varlen.",
 }
 _AMPERE: Final = (8, 0)
@@ -57,20 +61,22 @@ def registered_name(choice: str) -> str:
 def _bind(target: Target, choice: str) -> None:
     """The model was made with it; here it is only looked at."""
     found = _bound(target)
-    if found not in (choice, ""):
+    if found != choice and target.family.implementations(target.module).get("attention"):
         raise KernelNotBoundError(f"attention {choice} was asked for, and the model runs {found}")
 
 
 def _bound(target: Target) -> str:
+    """Transformers puts a build of the hub in place of a package that it cannot import.
+
+    It runs that through the same function, so the name and the function must both be the choice's.
+    """
     found = target.family.implementations(target.module).get("attention", "")
-    choice = of_paths(found, _PATHS)
-    # transformers puts a build of the hub in place of a package that it cannot import, and runs
-    # it through the same function.
-    wanted = _REGISTERED.get(choice, choice)
     config: Any = target.module.config
-    if choice in _PATHS and config._attn_implementation != wanted:
-        return str(config._attn_implementation)
-    return choice
+    name = str(config._attn_implementation)
+    choice = {registered: one for one, registered in _REGISTERED.items()}.get(name, name)
+    if choice not in _PATHS:
+        return name
+    return of_paths(found, {choice: _PATHS[choice]})
 
 
 def _no_varlen(machine: Machine) -> str | None:
@@ -81,6 +87,21 @@ def _no_varlen(machine: Machine) -> str | None:
     if any(Path(folder, "nn/attention/varlen.py").is_file() for folder in folders):
         return None
     return "this torch has no torch.nn.attention.varlen; to have it: torch 2.10 or later"
+
+
+def _not_in_cache(machine: Machine) -> str | None:
+    """A trial must not wait for a hub, nor get another build than the one before it."""
+    del machine
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+    name = _REPOSITORY.replace("/", "--")
+    folders = [cache / f"{kind}--{name}" / "snapshots" for kind in ("models", "kernels")]
+    if any(folder.is_dir() and any(folder.iterdir()) for folder in folders):
+        return None
+    return (
+        f"{_REPOSITORY} is not in the cache of the Hugging Face hub; to have it: kernels download "
+        "it once where the hub is reached"
+    )
 
 
 LAYER: Final = LayerKernels(
@@ -96,6 +117,15 @@ LAYER: Final = LayerKernels(
             needs_cuda=True,
             capability=_AMPERE,
             computes=("bf16",),
+        ),
+        Choice(
+            name=HUB,
+            packages=("kernels",),
+            install="pip install kernels",
+            needs_cuda=True,
+            capability=_AMPERE,
+            computes=("bf16",),
+            unfit=_not_in_cache,
         ),
         Choice(
             name=VARLEN,

@@ -82,6 +82,13 @@ class LayerKernels:
     """Bind a choice, by name."""
     bound: Callable[[Target], str]
     """The name of the choice that the live modules run; otherwise what they run, in words."""
+    compared_with: str = ""
+    """The choice that the others must agree with; empty: the first one."""
+
+    @property
+    def reference(self) -> str:
+        """The choice that the others must agree with."""
+        return self.compared_with or self.choices[0].name
 
     def choice(self, name: str) -> Choice:
         """Return the choice called ``name``.
@@ -113,7 +120,7 @@ def unavailable(choice: Choice, machine: Machine) -> str | None:
 
 
 def no_compiler(machine: Machine) -> str | None:
-    """Return why nothing can be compiled here: Inductor writes C++ for a CPU and Triton for a GPU."""
+    """Return why Inductor cannot compile here: it writes C++ for a CPU and Triton for a GPU."""
     if machine.device == "cpu":
         if any(shutil.which(name) for name in ("g++", "clang++", "c++")):
             return None

@@ -15,11 +15,20 @@ _ORIGINAL: Final = "_torchdynamo_orig_callable"
 """What dynamo leaves on a compiled function (``torch/_dynamo/eval_frame.py``)."""
 
 
+VARIANTS: Final = 64
+"""Compilations of one layer's code that a trial may need."""
+
+
 def _bind(target: Target, choice: str) -> None:
     if choice == "none":
         return
     import torch
+    import torch._dynamo.config as settings
 
+    # Layer kinds, with and without mask, gradients and a second row: eight variants, torch's limit,
+    # are soon there, and beyond it layers would run as they are without a word.
+    settings.recompile_limit = max(VARIANTS, settings.recompile_limit)
+    settings.fail_on_recompile_limit_hit = True
     for layer in target.family.layers(target.module):
         inside: Any = layer
         # Shapes that vary are dynamic from the start: one compilation instead of two.

@@ -51,6 +51,11 @@ def default(knob: str) -> str:
     return layer.choices[0].name
 
 
+def references() -> dict[str, str]:
+    """Bare knob name to the choice that is taken for right."""
+    return {layer.knob: layer.reference for layer in LAYERS}
+
+
 def bind(target: Target, kernels: Mapping[str, str]) -> None:
     """Bind a choice to every layer type; one that is not named has its default.
 
