@@ -27,13 +27,14 @@ if TYPE_CHECKING:
     from autotune.models.family import ModelFamily
 
 LAYERS: Final[tuple[LayerKernels, ...]] = (
+    # First: it gives the output head what the others read of it.
+    loss.LAYER,
     attention.LAYER,
     linear_attention.LAYER,
     convolution.LAYER,
     norm.LAYER,
     rope.LAYER,
     mlp.LAYER,
-    loss.LAYER,
     # Last: what it compiles must be what the others have bound.
     compiled.LAYER,
 )
