@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from autotune.cli.main import main
-from autotune.contract.table import Table, TableRow, read_table, to_line
+from autotune.contract.table import Table, TableDevice, TableRow, read_table, to_line
 from autotune.errors import InputError
 from autotune.report import document
 from autotune.search.compare import CompareRequest, run_compare
@@ -208,6 +209,42 @@ def test_values_that_no_launch_had_are_left_out_with_the_reason(tmp_path: Path) 
     texts = [event.text for event in said if isinstance(event, Message)]
     assert "layers_per_unit: 2 is left out: table qwen3-tiny-fsdp2 has no launch with it" in texts
     assert any(text.startswith("nothing is run: trials are played from") for text in texts)
+
+
+def on_gpus(table: Table) -> bytes:
+    """The table as if it had been recorded on two H200."""
+    header = dataclasses.replace(
+        table.header,
+        topology=dataclasses.replace(table.header.topology, device="cuda"),
+        devices=(TableDevice(name="NVIDIA H200", memory_bytes=141 * 1024**3),) * 2,
+        environment={
+            **table.header.environment,
+            "device": "cuda",
+            "gpus": [{"name": "NVIDIA H200", "memory_mib": 143_771}] * 2,
+        },
+    )
+    owners = ("fsdp2.", "workload.")
+    rows = [
+        dataclasses.replace(
+            row, config={name: v for name, v in row.config.items() if name.startswith(owners)}
+        )
+        for row in table.rows
+        if not row.repeat
+    ]
+    return b"".join(map(to_line, (header, *rows)))
+
+
+def test_a_table_of_gpus_is_searched_on_any_machine(table: Table, tmp_path: Path) -> None:
+    path = tmp_path / "gpus.jsonl"
+    path.write_bytes(on_gpus(table))
+    result = search(tmp_path, trials=6, launcher=f"replay={path}")
+    report = document.build(result.contents)
+    assert report["topology"]["device"] == "cuda"
+    assert report["environment"]["gpus"][0]["name"] == "NVIDIA H200"
+    measured = [trial for trial in report["trials"] if trial["s_per_it"] is not None]
+    assert len(measured) == 6
+    # The peak of the recorded devices is what utilisation refers to.
+    assert all(0 < trial["mfu"] < 0.01 for trial in measured)
 
 
 def test_a_part_of_the_tables_grid_can_be_searched(tmp_path: Path) -> None:
