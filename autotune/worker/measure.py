@@ -185,7 +185,7 @@ class Meter:
         for index in range(self._done, self._done + count):
             results.append(self._stepper.iterate(index))
             self._marks.mark()
-            self._heart.beat(index + 1)
+            self._heart.passed(index + 1)
         if self._heart.phase == "measure":
             self._clocks.look()  # all is issued, and the device still works on it
         seconds = self._marks.take()
