@@ -26,7 +26,7 @@ from autotune.backends.numberformats import TORCH_DTYPES
 from autotune.contract.outcome import ReadBackLevel
 from autotune.contract.plan import Plan
 from autotune.knobs.deepspeed import stages_of
-from autotune.models import checkpointing
+from autotune.models import checkpointing, lora
 from autotune.models.family import family_of
 from autotune.models.weights import WeightSource
 
@@ -184,9 +184,9 @@ def build(config: dict[str, Any], plan: Plan, rank: RankContext) -> DeepSpeedEng
     import deepspeed
 
     _quiet(deepspeed)
-    module = family_of(plan.training.model.family).build(
-        plan.training.model, dtype=TORCH_DTYPES[plan.training.precision.compute]
-    )
+    dtype = TORCH_DTYPES[plan.training.precision.compute]
+    module = family_of(plan.training.model.family).build(plan.training.model, dtype=dtype)
+    lora.attach(module, plan.training, trained=dtype)
     if plan.config.get("workload.activation_checkpointing", "none") == "full":
         checkpointing.enable_full(module)
     # Without it zero.Init parses the configuration as if there were one process.
@@ -198,8 +198,9 @@ def build(config: dict[str, Any], plan: Plan, rank: RankContext) -> DeepSpeedEng
         leaves = _set_leaves(module, plan)
     else:
         fill(module, WeightSource.of(plan.training.model, module), rank)
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     with _refusals():
-        engine, *_ = deepspeed.initialize(model=module, config=config)
+        engine, *_ = deepspeed.initialize(model=module, model_parameters=trained, config=config)
     return DeepSpeedEngine(engine, init, plan, leaves)
 
 

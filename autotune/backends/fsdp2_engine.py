@@ -26,7 +26,7 @@ from autotune.backends.base import IncompatibleConfigError, RankContext
 from autotune.backends.numberformats import TORCH_DTYPES, names_of
 from autotune.contract.outcome import ReadBackLevel
 from autotune.contract.plan import Plan
-from autotune.models import checkpointing
+from autotune.models import checkpointing, lora
 from autotune.models.family import family_of
 from autotune.models.weights import WeightSource, rebuild_buffers
 
@@ -184,7 +184,11 @@ def build(settings: dict[str, Any], plan: Plan, rank: RankContext) -> Fsdp2Engin
         IncompatibleConfigError: torch refuses the configuration.
     """
     family = family_of(plan.training.model.family)
-    module = family.build(plan.training.model, dtype=TORCH_DTYPES[settings["master_dtype"]])
+    master = settings["master_dtype"]
+    module = family.build(
+        plan.training.model, dtype=TORCH_DTYPES[settings.get("frozen_dtype", master)]
+    )
+    lora.attach(module, plan.training, trained=TORCH_DTYPES[master])
     source = WeightSource.of(plan.training.model, module)
     if plan.config.get("workload.activation_checkpointing", "none") == "full":
         checkpointing.enable_full(module)

@@ -12,7 +12,7 @@ from typing import Any, Final
 from autotune.backends.base import backend_of
 from autotune.contract.plan import Plan
 from autotune.errors import NothingToExportError
-from autotune.exporters import accelerate_code, batching, deepspeed, exactness
+from autotune.exporters import accelerate_code, batching, deepspeed, exactness, finetuning
 from autotune.exporters.base import ExportRequest
 
 _LEAVES_SINCE: Final = (0, 30)
@@ -207,7 +207,18 @@ def _batch_notes(plan: Plan, code: str) -> tuple[str, ...]:
     return (
         f"batch size, accumulation, optimizer and clipping are your script's: {code}.py holds the "
         "measured ones as constants",
+        *_adapter_notes(plan, code),
         *batching.notes(plan, "these files"),
+    )
+
+
+def _adapter_notes(plan: Plan, code: str) -> tuple[str, ...]:
+    if plan.training.lora is None:
+        return ()
+    return (
+        f"'from {code} import adapted' and 'model = adapted(model)', before what is said above, "
+        "add the measured adapters",
+        *finetuning.notes(plan),
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autotune.contract.plan import Model
+from autotune.models.checkpoint import ParameterShape
 from autotune.models.starts import Start
 
 if TYPE_CHECKING:
@@ -23,8 +24,23 @@ class CausalLmFamily:
     leaf_classes: ClassVar[tuple[str, ...]] = ()
     starts: ClassVar[Mapping[str, Start]] = {}
 
+    not_adapted: ClassVar[tuple[str, ...]] = ()
+    """Ends of names of matrices in decoder layers that no adapter stands by."""
+
+    def parameters(self, config: Mapping[str, Any]) -> tuple[ParameterShape, ...]:
+        raise NotImplementedError
+
     def vocab_size(self, config: Mapping[str, Any]) -> int:
         return int(config["vocab_size"])
+
+    def linear_layers(self, config: Mapping[str, Any]) -> Mapping[str, tuple[int, int]]:
+        found: dict[str, tuple[int, int]] = {}
+        for parameter in self.parameters(config):
+            name, _, kind = parameter.names[0].rpartition(".")
+            is_matrix = kind == "weight" and len(parameter.shape) == 2
+            if is_matrix and ".layers." in name and not name.endswith(self.not_adapted):
+                found[name] = (parameter.shape[0], parameter.shape[1])
+        return found
 
     def build(self, model: Model, *, dtype: torch.dtype) -> torch.nn.Module:
         import torch

@@ -16,6 +16,7 @@ from autotune.contract.plan import CommandWorkload, Topology
 from autotune.launchers.base import Launcher
 from autotune.search.device_memory import DeviceMemory
 from autotune.search.events import EventSink
+from autotune.search.finetuning import imported_once
 from autotune.search.interrupts import Interrupts
 from autotune.search.launching import Runner
 from autotune.search.loop import Loop, LoopSettings
@@ -137,9 +138,17 @@ def _with_own_data(prepared: Prepared) -> Prepared:
 def _local(folder: StudyFolder, topology: Topology, space: SearchSpace) -> Launcher:
     local = registry.load("launchers", "local")
     warm = not isinstance(space.workload, CommandSpec)  # a command imports its libraries itself
+    modules = () if space.is_command else imported_once(space.training.finetune)
     return cast(
         "Launcher",
-        local(folder, topology.processes, topology.device, warm, backends=space.backends),
+        local(
+            folder,
+            topology.processes,
+            topology.device,
+            warm,
+            backends=space.backends,
+            modules=modules,
+        ),
     )
 
 

@@ -20,6 +20,7 @@ from autotune.search.anchors import Anchor, find_anchors
 from autotune.search.automatic import resolve_auto
 from autotune.search.devices import Devices, find_topology, visible_devices
 from autotune.search.earlier import earlier_bests
+from autotune.search.finetuning import check_finetuning
 from autotune.search.fitting import fitting
 from autotune.search.packages import known_bad
 from autotune.search.planning import Planner
@@ -143,6 +144,7 @@ def _training(
 ) -> tuple[Workload, SearchSpace, tuple[str, ...]]:
     """The workload of autotune's own step, the space without what it cannot do, and notes."""
     space = loaded.on(topology)
+    check_finetuning(space.training.finetune, topology)
     workload = make_workload(space, data_folder=staging)
     family = family_of(workload.model.family)
     refusal = family.packing_refusal(workload.model.config)

@@ -17,7 +17,10 @@ import autotune
 from autotune.contract import jsonfile
 from autotune.contract.plan import Topology
 
-_PACKAGES: Final = ("torch", "transformers", "deepspeed", "triton", "optuna", "accelerate")
+_PACKAGES: Final = (
+    *("torch", "transformers", "deepspeed", "triton", "optuna", "accelerate"),
+    *("peft", "bitsandbytes"),
+)
 _TIMED_PACKAGES: Final = ("torch", "transformers", "deepspeed", "triton")
 """Packages whose version may change a step's time."""
 _QUERY_S: Final = 10.0
