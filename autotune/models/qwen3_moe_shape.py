@@ -143,5 +143,5 @@ def flops_per_token(
     as_dense = {**config, "layer_types": [kind] * config["num_hidden_layers"]}
     sparse = sum(is_sparse(config, index) for index in range(config["num_hidden_layers"]))
     more = sparse * (active + router - dense_mlp)
-    extra = 6 * more if adapters is None else 4 * more
+    extra: float = 6 * more if adapters is None else 4 * more
     return qwen3_shape.flops_per_token(as_dense, lengths, adapters) + extra
