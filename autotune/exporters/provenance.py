@@ -29,6 +29,7 @@ def provenance(
         at: ``time.time()`` of the export.
     """
     best, study = request.report["best"], request.contents.study
+    measured = request.outcome.measurement
     date = datetime.datetime.fromtimestamp(at, tz=datetime.UTC)
     return {
         "schema_version": 1,
@@ -48,6 +49,7 @@ def provenance(
         "numerics": best["numerics"],
         "params": best["params"],
         "config": request.plan.config,
+        "implementations": measured.implementations if measured is not None else {},
         "unverified": request.plan.unverified,
         "topology": request.report["topology"],
         "environment": study.environment,

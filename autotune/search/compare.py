@@ -108,15 +108,15 @@ def run_compare(
         with contextlib.closing(store):
             projection = Projection(store, prepared.folder.name, prepared.space, events)
             projection.check()
-            with open_study(search, prepared, store, projection, events, signals) as study:
-                _check_context(study.recorder.contents(), prepared)
-                projection.open(study.recorder.contents(), anew=False)
-                try:
+            try:
+                with open_study(search, prepared, store, projection, events, signals) as study:
+                    _check_context(study.recorder.contents(), prepared)
+                    projection.open(study.recorder.contents(), anew=False)
                     return _compare(request, study, events)
-                except (InterruptedSearch, KeyboardInterrupt):
-                    raise InterruptedSearch(
-                        "the comparison was interrupted", hint="the same command goes on"
-                    ) from None
+            except (InterruptedSearch, KeyboardInterrupt):
+                raise InterruptedSearch(
+                    "the comparison was interrupted", hint="the same command goes on"
+                ) from None
 
 
 def _search_request(request: CompareRequest) -> SearchRequest:

@@ -29,6 +29,8 @@ class Device:
     memory_bytes: int
     uuid: str = ""
     """``GPU-…``, by which ``CUDA_VISIBLE_DEVICES`` may name it."""
+    capability: tuple[int, int] | None = None
+    """Compute capability, where the driver says it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,7 +77,10 @@ def visible_devices(environment: Mapping[str, str] | None = None) -> Devices:
     """Return the GPUs that a rank started now would see."""
     environment = os.environ if environment is None else environment
     all_devices = tuple(
-        Device(name=gpu.name, memory_bytes=gpu.total_bytes, uuid=gpu.uuid) for gpu in nvml.gpus()
+        Device(
+            name=gpu.name, memory_bytes=gpu.total_bytes, uuid=gpu.uuid, capability=gpu.capability
+        )
+        for gpu in nvml.gpus()
     )
     if not all_devices:
         return Devices(found=())

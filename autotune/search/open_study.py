@@ -18,6 +18,7 @@ from autotune.search.device_memory import DeviceMemory
 from autotune.search.events import EventSink
 from autotune.search.finetuning import imported_once
 from autotune.search.interrupts import Interrupts
+from autotune.search.kernel_checks import with_right_kernels
 from autotune.search.launching import Runner
 from autotune.search.loop import Loop, LoopSettings
 from autotune.search.mfu import flops_of
@@ -55,6 +56,8 @@ def open_study(
 
     Raises:
         EnvironmentFault: Another coordinator holds it, or its folder cannot be written.
+        SpaceError: A kernel that is fixed, or the only one that is left, is wrong here.
+        KeyboardInterrupt: The user asked to stop before anything was launched.
     """
     folder = prepared.folder
     with _study_lock(folder):
@@ -70,18 +73,19 @@ def open_study(
             flops=flops_of(prepared.workload, prepared.topology, prepared.devices),
             devices=_devices(prepared, interrupts),
         )
-        loop = Loop(
-            settings=LoopSettings(
-                trials=prepared.trials, anchors=prepared.anchors, early_stop=request.early_stop
-            ),
-            planner=prepared.planner,
-            recorder=recorder,
-            runner=runner,
-            projection=projection,
-            interrupts=interrupts,
-            events=events,
-        )
         try:
+            prepared = with_right_kernels(prepared, runner, events)
+            loop = Loop(
+                settings=LoopSettings(
+                    trials=prepared.trials, anchors=prepared.anchors, early_stop=request.early_stop
+                ),
+                planner=prepared.planner,
+                recorder=recorder,
+                runner=runner,
+                projection=projection,
+                interrupts=interrupts,
+                events=events,
+            )
             yield OpenStudy(prepared=prepared, recorder=recorder, runner=runner, loop=loop)
         finally:
             runner.close()

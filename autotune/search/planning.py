@@ -25,6 +25,9 @@ from autotune.contract.plan import (
 )
 from autotune.data.schedule import make_schedule
 from autotune.errors import InputError
+from autotune.knobs import environment
+from autotune.models.family import family_of
+from autotune.models.kernels import table as kernels
 from autotune.space.model import Config
 from autotune.space.search_space import SearchSpace
 
@@ -145,6 +148,7 @@ class Planner:
         rules = measuring(self.topology)
         if whole_window:
             rules = dataclasses.replace(rules, interval_share=0.0)
+        variables, unset = environment.variables(config.values)
         return Plan(
             study=self.study,
             number=number,
@@ -159,10 +163,23 @@ class Planner:
             schedule=schedule,
             topology=self.topology,
             measuring=dataclasses.replace(rules, racing=racing),
-            numerics=numerics(self.workload.precision, reference),
+            numerics=numerics(self.workload.precision, self._comparable(config, reference)),
             deadlines=self._deadlines(),
             memory_margin_share=self.space.search.memory_margin_share,
+            environment=variables,
+            unset=unset,
         )
+
+    def _comparable(self, config: Config, reference: Reference) -> Reference:
+        """The baseline's kernels of the layer types for which ``config`` asks for the same.
+
+        Where it asks for others, they are read back as the knobs that they are.
+        """
+        baseline = self.space.baseline_config().values
+        other = kernels.kinds_of(config.values, baseline)
+        bound = reference.implementations
+        kept = {kind: path for kind, path in bound.items() if kind not in other}
+        return dataclasses.replace(reference, implementations=kept)
 
     def _deadlines(self) -> Deadlines:
         made = deadlines(self.space.search.max_trial_time_s)
@@ -185,9 +202,21 @@ class Planner:
         if isinstance(schedule, str):
             return Refusal(about="workload.global_batch", reason=schedule)
         assert schedule is not None
-        return self._too_long(schedule) or backend_of(config.backend).validate(
-            config.values, self.workload, self.topology
+        return (
+            self._too_long(schedule)
+            or self._mixed(config)
+            or backend_of(config.backend).validate(config.values, self.workload, self.topology)
         )
+
+    def _mixed(self, config: Config) -> Refusal | None:
+        """Packed samples that would see each other through one of the chosen kernels."""
+        assert isinstance(self.workload, Workload)
+        if config.values["workload.batching"] != "packed":
+            return None
+        model = self.workload.model
+        chosen = kernels.chosen(config.values)
+        reason = family_of(model.family).packing_refusal(model.config, chosen)
+        return None if reason is None else Refusal(about="workload.batching", reason=reason)
 
     def _too_long(self, schedule: Schedule) -> Refusal | None:
         """A row of the cut that is longer than the positions that the model was made for."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
+import os
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,18 +16,21 @@ from autotune.backends.base import backend_of
 from autotune.contract.folder import StudyFolder, check_study_name
 from autotune.contract.plan import CommandWorkload, Topology, Workload
 from autotune.errors import EnvironmentFault, InputError
-from autotune.models.family import family_of
 from autotune.search import disk
 from autotune.search.anchors import Anchor, find_anchors
 from autotune.search.automatic import resolve_auto
+from autotune.search.available import available
 from autotune.search.devices import Devices, find_topology, visible_devices
 from autotune.search.earlier import earlier_bests
+from autotune.search.experts import unknown_experts
 from autotune.search.finetuning import check_finetuning
 from autotune.search.fitting import fitting
+from autotune.search.kernels import limits_of
 from autotune.search.packages import known_bad
 from autotune.search.planning import Planner
 from autotune.search.proposals import Exhausted, look_around, sampler_name
 from autotune.search.request import SearchRequest
+from autotune.search.site import with_site_values
 from autotune.search.workload import command_workload, context_of, make_workload
 from autotune.space.loader import find_space, load_space, parse_space
 from autotune.space.model import CommandSpec, Config
@@ -69,7 +74,7 @@ def prepare(request: SearchRequest, *, staging: Path) -> Prepared:
         EnvironmentFault: The machine lacks something.
         NothingFeasibleError: The baseline can be seen not to run.
     """
-    loaded = _load(request)
+    loaded, of_site = with_site_values(_load(request), os.environ)
     folder = StudyFolder.of(request.runs, study_name(request))
     trials = loaded.search.trials if request.trials is None else request.trials
     if not 1 <= trials <= MAX_TRIALS:
@@ -90,7 +95,7 @@ def prepare(request: SearchRequest, *, staging: Path) -> Prepared:
     automatic: tuple[str, ...] = ()
     if isinstance(loaded.workload, CommandSpec):
         workload: CommandWorkload | Workload = command_workload(loaded.workload)
-        space = loaded.on(topology)
+        space = available(loaded.on(topology), topology)
     else:
         _take_earlier_tokens(folder, staging)
         workload, space, automatic = _training(loaded, topology, devices, staging)
@@ -111,7 +116,25 @@ def prepare(request: SearchRequest, *, staging: Path) -> Prepared:
         trials=trials,
         planner=planner,
         anchors=find_anchors(space, workload, earlier) if request.anchors else (),
-        notes=(*_notes(space, workload, devices, topology), *automatic, *few),
+        notes=(*_notes(space, workload, devices, topology), *automatic, *of_site, *few),
+    )
+
+
+def narrowed(prepared: Prepared, space: SearchSpace, notes: Sequence[str]) -> Prepared:
+    """Return ``prepared`` for a space that has lost some of its choices since.
+
+    Raises:
+        InputError: No configuration of it may run.
+    """
+    planner = dataclasses.replace(prepared.planner, space=space)
+    _check_baseline(space, planner)
+    few = _check_rest(space, planner)
+    return dataclasses.replace(
+        prepared,
+        space=space,
+        planner=planner,
+        anchors=tuple(one for one in prepared.anchors if space.contains(one.assignment)),
+        notes=(*prepared.notes, *notes, *few),
     )
 
 
@@ -146,11 +169,9 @@ def _training(
     space = loaded.on(topology)
     check_finetuning(space.training.finetune, topology)
     workload = make_workload(space, data_folder=staging)
-    family = family_of(workload.model.family)
-    refusal = family.packing_refusal(workload.model.config)
-    if refusal is not None:
-        space = loaded.on(topology, packing_refusal=refusal)
-    space, automatic = resolve_auto(fitting(space, workload, topology, devices), workload)
+    space = loaded.on(topology, limits_of(loaded, workload, topology, devices))
+    space = fitting(available(space, topology), workload, topology, devices)
+    space, automatic = resolve_auto(space, workload)
     return workload, space, automatic
 
 
@@ -234,6 +255,9 @@ def _notes(
     if model is not None and model.hidden_size_from != "hidden_size":
         size = model.config["hidden_size"]
         notes.append(f"the model's hidden size {size} is {model.hidden_size_from} of its config")
+    experts = unknown_experts(space, workload) if isinstance(workload, Workload) else None
+    if experts is not None:
+        notes.append(experts)
     if devices.note:
         notes.append(f"GPUs are not used: {devices.note}")
     if topology.device == "cpu":

@@ -17,11 +17,19 @@ import autotune
 from autotune.contract import jsonfile
 from autotune.contract.plan import Topology
 
-_PACKAGES: Final = (
-    *("torch", "transformers", "deepspeed", "triton", "optuna", "accelerate"),
-    *("peft", "bitsandbytes"),
+_KERNELS: Final = (
+    "flash-attn",
+    "flash-linear-attention",
+    "causal-conv1d",
+    "liger-kernel",
+    "tilelang",
+    "kernels",
 )
-_TIMED_PACKAGES: Final = ("torch", "transformers", "deepspeed", "triton")
+_PACKAGES: Final = (
+    "torch", "transformers", "deepspeed", "triton", "optuna", "accelerate", "peft",
+    "bitsandbytes", *_KERNELS,
+)  # fmt: skip
+_TIMED_PACKAGES: Final = ("torch", "transformers", "deepspeed", "triton", *_KERNELS)
 """Packages whose version may change a step's time."""
 _QUERY_S: Final = 10.0
 """Longest wait for ``nvidia-smi`` or ``git`` (s)."""

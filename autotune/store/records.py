@@ -307,6 +307,10 @@ class StudyContents:
         found.sort(key=lambda one: one[:2])
         return tuple((number, measurement) for _, _, number, measurement in found)
 
+    def unstable(self, number: int) -> bool:
+        """Whether an allocator ran out of room while the configuration was timed, in any launch."""
+        return any(launch.alloc_retries for launch in self.launches(number))
+
     def may_be_best(self, trial: TrialRecord) -> bool:
         """Whether the trial is valid and inside the present space, or the baseline."""
         if trial.state != "complete" or not self.comparable(trial):

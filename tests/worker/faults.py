@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import resource
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 
@@ -177,17 +180,50 @@ def no_large_files(rank: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))
 
 
-def boundaries_lost(rank: int) -> None:
+def packages_that_obey(rank: int) -> None:
+    """Stand-ins for packages whose kernels need a GPU, which obey boundaries."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "packages"))
+
+
+def masks_without_boundaries(rank: int) -> None:
     """The library's masks are plainly causal: position ids no longer separate samples."""
     from transformers import masking_utils
 
+    packages_that_obey(rank)
     masking_utils.find_packed_sequence_indices = lambda position_ids: None
 
 
-def boundaries_lost_on_rank_1(rank: int) -> None:
+def masks_without_boundaries_on_rank_1(rank: int) -> None:
     """One rank alone sees the leak."""
     if rank == 1:
-        boundaries_lost(rank)
+        masks_without_boundaries(rank)
+
+
+def delta_rule_without_boundaries(rank: int) -> None:
+    """The package's kernel takes boundaries and does not obey them."""
+    packages_that_obey(rank)
+    import segmentwise
+
+    original = segmentwise.delta_rule
+
+    def leaking(*args: Any, cu_seqlens: Any, **named: Any) -> Any:
+        return original(*args, cu_seqlens=None, **named)
+
+    segmentwise.delta_rule = leaking
+
+
+def convolution_without_boundaries(rank: int) -> None:
+    """As above; what leaks are the last three tokens of a sample into the first of the next."""
+    packages_that_obey(rank)
+    import segmentwise
+
+    original = segmentwise.convolution
+
+    def leaking(*args: Any) -> Any:
+        *others, _ends, name = args
+        return original(*others, None, name)
+
+    segmentwise.convolution = leaking
 
 
 def our_own_error(rank: int) -> None:
@@ -203,11 +239,10 @@ def our_own_error(rank: int) -> None:
 
 def loss_a_fifth_off(rank: int) -> None:
     """The loss, and so every gradient, is 20 % too small."""
-    from autotune.models import loss
-    from autotune.worker import step
+    from autotune.models.kernels import cross_entropy
 
-    original = loss.token_loss_sum
-    step.token_loss_sum = lambda logits, labels: original(logits, labels) * 0.8
+    original = cross_entropy.token_loss_sum
+    cross_entropy.token_loss_sum = lambda logits, labels: original(logits, labels) * 0.8
 
 
 def _wrap_attention(change: Any) -> None:
@@ -281,3 +316,72 @@ def eager_attention_on_rank_1(rank: int) -> None:
     """One rank alone falls back."""
     if rank == 1:
         eager_attention(rank)
+
+
+def attention_falls_back(rank: int) -> None:
+    """The library runs another attention than the one it was built with."""
+    from autotune.models import causal_lm
+
+    original = causal_lm.CausalLmFamily.build
+
+    def build(*args: Any, **named: Any) -> Any:
+        module = original(*args, **named)
+        module.config._attn_implementation = "sdpa"
+        return module
+
+    causal_lm.CausalLmFamily.build = build
+
+
+def chunked_loss_forgets_its_scale(rank: int) -> None:
+    """Its backward takes no notice of what the loss is multiplied with."""
+    import torch
+
+    from autotune.models.kernels import cross_entropy
+
+    original = cross_entropy._of_logits
+    cross_entropy._of_logits = lambda hidden, weight, labels, gradient: original(
+        hidden, weight, labels, torch.ones_like(gradient)
+    )
+
+
+def chunked_loss_not_finite(rank: int) -> None:
+    """One gradient in a thousand is NaN."""
+    from autotune.models.kernels import cross_entropy
+
+    original = cross_entropy._of_logits
+
+    def broken(*args: Any) -> Any:
+        found = original(*args).clone()
+        found.view(-1)[::1000] = float("nan")
+        return found
+
+    cross_entropy._of_logits = broken
+
+
+def chunked_loss_of_fillers(rank: int) -> None:
+    """Ignored labels count a little."""
+    from autotune.models.kernels import cross_entropy
+
+    original = cross_entropy.chunked_loss_sum
+    cross_entropy.chunked_loss_sum = functools.wraps(original)(
+        lambda hidden, weight, labels: original(hidden, weight, labels) + 1e-7 * hidden.sum()
+    )
+
+
+def chunked_loss_raises(rank: int) -> None:
+    """It runs forward only."""
+    from autotune.models.kernels import cross_entropy
+
+    def broken(*args: Any) -> Any:
+        raise RuntimeError("no backward for this shape")
+
+    cross_entropy._of_logits = broken
+
+
+def flex_attention_ignores_boundaries(rank: int) -> None:
+    """The block mask is causal over the whole row."""
+    from transformers import masking_utils
+
+    original = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    assert original is not None
