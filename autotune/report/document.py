@@ -1,10 +1,10 @@
 """The report as one JSON document: a contract for programs, and the source of the other reports.
 
-Beyond the keys that DESIGN.md fixes it holds ``running``, ``topology``, ``projection`` and
-``problems``; trials carry ``origin``, ``other_context``, ``outside_space``, ``unsteady``,
-``unstable``, ``invalid_s_per_it``, ``warmup_s``, ``compile_s`` and ``log``; ``baseline`` and
-``best`` carry ``read_back`` (how far each setting was seen in effect), ``implementations`` and
-``unverified``;
+Beyond the keys that DESIGN.md fixes it holds ``running``, ``topology``, ``projection``,
+``replayed_from`` (the table that the launches were played from) and ``problems``; trials carry
+``origin``, ``other_context``, ``outside_space``, ``unsteady``, ``unstable``,
+``invalid_s_per_it``, ``warmup_s``, ``compile_s`` and ``log``; ``baseline`` and ``best`` carry
+``read_back`` (how far each setting was seen in effect), ``implementations`` and ``unverified``;
 ``best`` carries the verdict's ``reason``, ``later_trials``, how many were launched after it, and
 ``compared``, every finalist's speed against the baseline. ``ranking`` puts all valid trials in
 order, by the estimates of :mod:`autotune.analysis.ranking`.
@@ -48,6 +48,7 @@ def build(contents: StudyContents) -> dict[str, Any]:
         "space_fingerprint": study.space_fingerprint,
         "running": contents.live,
         "environment": study.environment,
+        "replayed_from": study.environment.get("replayed_from"),
         "topology": codec.to_json(study.topology),
         "counts": counts(contents),
         "baseline": _configuration(contents, baseline),

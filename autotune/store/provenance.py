@@ -61,12 +61,15 @@ def environment_fingerprint(found: dict[str, Any]) -> str:
 
     The host's name, the kernel's release, the state of the user's repository and the versions of
     autotune, Optuna and Accelerate are left out: another node of the same kind is comparable.
+    Times that are played from a table are comparable with no others.
     """
     timed = {
         "python": ".".join(str(found["python"]).split(".")[:2]),
         "packages": {k: v for k, v in found["packages"].items() if k in _TIMED_PACKAGES},
         **{key: found[key] for key in ("machine", "cpu", "cpu_cores", "device", "gpus", "driver")},
     }
+    if "replayed_from" in found:
+        timed["replayed_from"] = found["replayed_from"]["sha256"]
     return jsonfile.digest(timed)
 
 

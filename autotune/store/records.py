@@ -60,6 +60,8 @@ class StudyRecord:
     topology: Topology
     environment: dict[str, Any]
     """From :func:`autotune.store.provenance.environment`."""
+    launcher: str = "local"
+    """``NAME`` or ``NAME=ARGUMENT`` of ``--launcher``."""
     sampler: str
     seed: int
     baseline_trial: int | None = None

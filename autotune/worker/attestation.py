@@ -30,7 +30,8 @@ def read_engine(plan: Plan, engine: Engine) -> dict[str, ReadBack]:
     found = {**engine.read_back(), **_checkpointing(engine.module)}
     family = family_of(plan.training.model.family)
     for knob, choice in table.bound(family, engine.module).items():
-        found[f"kernel.{knob}"] = (choice, "live")
+        if choice:  # empty: the model has no layer of this type
+            found[f"kernel.{knob}"] = (choice, "live")
     for name, asked in plan.config.items():
         owner, _, variable = name.partition(".")
         if owner != environment.OWNER:
