@@ -115,6 +115,8 @@ class Order:
     """Whether a program of the user's own does the work."""
     seed: int
     """``search.seed``."""
+    modules: tuple[str, ...] = ()
+    """What a server imports for all ranks, beside the engines' own."""
 
 
 class LauncherKind(Protocol):

@@ -46,5 +46,10 @@ class ThisMachine:
         topology = order.topology
         warm = not order.is_command  # a command imports its libraries itself
         return LocalLauncher(
-            order.study, topology.processes, topology.device, warm, backends=order.backends
+            order.study,
+            topology.processes,
+            topology.device,
+            warm,
+            backends=order.backends,
+            modules=order.modules,
         )

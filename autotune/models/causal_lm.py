@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from autotune.contract.plan import Model
 from autotune.models import mixing
+from autotune.models.checkpoint import ParameterShape
 from autotune.models.kernels import table
 from autotune.models.kernels.attention import registered_name
 from autotune.models.kernels.choice import KernelRefusedError, Target, first_line
@@ -30,8 +31,23 @@ class CausalLmFamily:
     leaf_classes: ClassVar[tuple[str, ...]] = ()
     starts: ClassVar[Mapping[str, Start]] = {}
 
+    not_adapted: ClassVar[tuple[str, ...]] = ()
+    """Ends of names of matrices in decoder layers that no adapter stands by."""
+
+    def parameters(self, config: Mapping[str, Any]) -> tuple[ParameterShape, ...]:
+        raise NotImplementedError
+
     def vocab_size(self, config: Mapping[str, Any]) -> int:
         return int(config["vocab_size"])
+
+    def linear_layers(self, config: Mapping[str, Any]) -> Mapping[str, tuple[int, int]]:
+        found: dict[str, tuple[int, int]] = {}
+        for parameter in self.parameters(config):
+            name, _, kind = parameter.names[0].rpartition(".")
+            is_matrix = kind == "weight" and len(parameter.shape) == 2
+            if is_matrix and ".layers." in name and not name.endswith(self.not_adapted):
+                found[name] = (parameter.shape[0], parameter.shape[1])
+        return found
 
     def build(
         self,
@@ -66,7 +82,7 @@ class CausalLmFamily:
     def mixers(self, module: torch.nn.Module) -> Sequence[tuple[str, torch.nn.Module]]:
         return [mixer_of(layer) for layer in self.layers(module)]
 
-    def mixing(self, module: torch.nn.Module) -> Sequence[str]:
+    def mixing_kinds(self, module: torch.nn.Module) -> Sequence[str]:
         return list(dict.fromkeys(kind for kind, _ in self.mixers(module)))
 
     def watching_mixers(

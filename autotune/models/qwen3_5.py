@@ -43,8 +43,10 @@ class Qwen35Family(causal_lm.CausalLmFamily):
     def parameters(self, config: Mapping[str, Any]) -> tuple[ParameterShape, ...]:
         return qwen3_5_shape.parameters(config)
 
-    def flops_per_token(self, config: Mapping[str, Any], lengths: Sequence[int]) -> float:
-        return qwen3_5_shape.flops_per_token(config, lengths)
+    def flops_per_token(
+        self, config: Mapping[str, Any], lengths: Sequence[int], adapters: int | None = None
+    ) -> float:
+        return qwen3_5_shape.flops_per_token(config, lengths, adapters)
 
     def packing_refusal(self, config: Mapping[str, Any], kernels: Mapping[str, str]) -> str | None:
         """Position ids separate samples in attention only.
@@ -65,8 +67,8 @@ class Qwen35Family(causal_lm.CausalLmFamily):
         packed = {} if ends is None else {"seq_idx": ends.seq_idx}
         return {**super().inputs(batch), **packed}
 
-    def mixing(self, module: torch.nn.Module) -> Sequence[str]:
-        kinds = super().mixing(module)
+    def mixing_kinds(self, module: torch.nn.Module) -> Sequence[str]:
+        kinds = super().mixing_kinds(module)
         return [convolution.KIND, *kinds] if linear_attention.KIND in kinds else kinds
 
     @contextlib.contextmanager

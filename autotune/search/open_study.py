@@ -14,6 +14,7 @@ from autotune.contract.plan import CommandWorkload
 from autotune.launchers.base import Launcher, Order
 from autotune.search.device_memory import DeviceMemory
 from autotune.search.events import EventSink
+from autotune.search.finetuning import imported_once
 from autotune.search.interrupts import Interrupts
 from autotune.search.kernel_checks import with_right_kernels
 from autotune.search.launching import Runner
@@ -144,6 +145,7 @@ def _launcher(request: SearchRequest, prepared: Prepared) -> Launcher:
             topology=topology,
             backends=space.backends,
             is_command=isinstance(space.workload, CommandSpec),
+            modules=() if space.is_command else imported_once(space.training.finetune),
             seed=space.search.seed,
         )
     )

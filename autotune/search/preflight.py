@@ -23,6 +23,7 @@ from autotune.search.available import available
 from autotune.search.devices import Devices
 from autotune.search.earlier import earlier_bests
 from autotune.search.experts import unknown_experts
+from autotune.search.finetuning import check_finetuning
 from autotune.search.fitting import fitting
 from autotune.search.kernels import limits_of
 from autotune.search.packages import known_bad
@@ -198,6 +199,8 @@ def _training(
 ) -> tuple[Workload, SearchSpace, tuple[str, ...]]:
     """The workload of autotune's own step, the space without what it cannot do, and notes."""
     topology, devices = where.topology, where.devices
+    if where.is_here:
+        check_finetuning(loaded.training.finetune, topology)
     workload = make_workload(loaded.on(topology), data_folder=staging)
     site = where.kind.site
     limits = (

@@ -74,6 +74,8 @@ def _work(workload: CommandWorkload | Workload) -> dict[str, Any]:
             "name": workload.model.name,
             "family": workload.model.family,
             "parameters": workload.model.num_parameters,
+            "finetune": workload.finetune,
+            "trainable": workload.num_trainable,
         }
     return {
         "model": model,
@@ -114,7 +116,10 @@ def _work_words(plan: dict[str, Any]) -> list[str]:
     model = plan["model"]
     if model is None:
         return _wrapped(f"command {shlex.join(plan['command'])}")
-    return [f"model {model['name']}: {model['family']}, {model['parameters']:,} parameters"]
+    words = f"model {model['name']}: {model['family']}, {model['parameters']:,} parameters"
+    if model["finetune"] != "full":
+        words += f"; {model['finetune']} trains {model['trainable']:,} others beside them"
+    return [words]
 
 
 def _iteration_words(plan: dict[str, Any]) -> str:

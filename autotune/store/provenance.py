@@ -26,7 +26,8 @@ _KERNELS: Final = (
     "kernels",
 )
 _PACKAGES: Final = (
-    "torch", "transformers", "deepspeed", "triton", "optuna", "accelerate", *_KERNELS
+    "torch", "transformers", "deepspeed", "triton", "optuna", "accelerate", "peft",
+    "bitsandbytes", *_KERNELS,
 )  # fmt: skip
 _TIMED_PACKAGES: Final = ("torch", "transformers", "deepspeed", "triton", *_KERNELS)
 """Packages whose version may change a step's time."""

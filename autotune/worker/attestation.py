@@ -47,6 +47,26 @@ def read_engine(plan: Plan, engine: Engine) -> dict[str, ReadBack]:
     }
 
 
+def require_trainable(plan: Plan, module: torch.nn.Module) -> None:
+    """Check that as many parameters are trained as the workload says.
+
+    Raises:
+        NotInEffectError: More or fewer are.
+    """
+    # ZeRO-3 leaves an empty tensor in place of a parameter that is elsewhere.
+    found = sum(
+        int(getattr(parameter, "ds_numel", parameter.numel()))
+        for parameter in module.parameters()
+        if parameter.requires_grad
+    )
+    wanted = plan.training.num_trainable
+    if found != wanted:
+        raise NotInEffectError(
+            f"workload.finetune: {plan.training.finetune} trains {wanted:,} parameters, and the "
+            f"built model has {found:,} that are trained"
+        )
+
+
 def read_formats(plan: Plan, engine: Engine) -> dict[str, ReadBack]:
     """Return the number formats that the engine holds after an update, as ``precision.NAME``."""
     asked = dataclasses.asdict(plan.training.precision)

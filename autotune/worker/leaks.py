@@ -172,4 +172,4 @@ def _mixed(family: ModelFamily, engine: Engine, row: _Row) -> list[tuple[str, in
 
 def _kinds(family: ModelFamily, engine: Engine) -> list[str]:
     bound = family.implementations(engine.module)
-    return [f"{kind} ({bound.get(kind, 'unknown')})" for kind in family.mixing(engine.module)]
+    return [f"{kind} ({bound.get(kind, 'unknown')})" for kind in family.mixing_kinds(engine.module)]

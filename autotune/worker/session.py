@@ -120,6 +120,7 @@ class _Session:
         stream.prepare()
         read_back = attestation.read_engine(plan, engine)
         attestation.require_in_effect(plan, read_back, owners={plan.backend, "env", "kernel"})
+        attestation.require_trainable(plan, engine.module)
         torch.manual_seed(plan.training.model.seed)
         meter_memory.reset()
 
