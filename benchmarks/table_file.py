@@ -16,7 +16,7 @@ from autotune.errors import InputError
 
 DETAIL = 2000
 """Characters of a message or traceback that are kept."""
-_FOLDERS = re.compile(r"(?<![\w.])/(?:[\w.+@-]+/)+")
+_FOLDERS = re.compile(r"(?<![\w.:/])/(?:[\w.+@-]+/)+")
 
 
 class TableFile:
