@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from autotune.backends import deepspeed as rendering
+from autotune.backends import deepspeed_flattening
 from autotune.backends.base import IncompatibleConfigError, RankContext
 from autotune.backends.filling import fill, fill_buffers
 from autotune.backends.numberformats import TORCH_DTYPES
@@ -201,7 +202,7 @@ def build(config: dict[str, Any], plan: Plan, rank: RankContext) -> DeepSpeedEng
         leaves = _set_leaves(module, plan)
     else:
         fill(module, WeightSource.of(plan.training.model, module), rank)
-    with _refusals():
+    with _refusals(), deepspeed_flattening.on_device():
         engine, *_ = deepspeed.initialize(model=module, config=config)
     return DeepSpeedEngine(engine, init, plan, leaves)
 

@@ -24,10 +24,11 @@ def as_server_user(*command: str) -> list[str]:
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     pytest.importorskip("psycopg2")
-    found = shutil.which("postgres")
-    if found is None:
+    found = [shutil.which("postgres"), *Path("/usr/lib/postgresql").glob("*/bin/postgres")]
+    server = next((path for path in found if path), None)
+    if server is None:
         pytest.skip("needs a PostgreSQL server")
-    programs = Path(found).resolve().parent
+    programs = Path(server).resolve().parent
     folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))
     folder.chmod(0o777)
     with socket.socket() as probe:
