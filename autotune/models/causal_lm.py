@@ -66,7 +66,7 @@ class CausalLmFamily:
     def mixers(self, module: torch.nn.Module) -> Sequence[tuple[str, torch.nn.Module]]:
         return [mixer_of(layer) for layer in self.layers(module)]
 
-    def mixing(self, module: torch.nn.Module) -> Sequence[str]:
+    def mixing_kinds(self, module: torch.nn.Module) -> Sequence[str]:
         return list(dict.fromkeys(kind for kind, _ in self.mixers(module)))
 
     def watching_mixers(
