@@ -232,8 +232,9 @@ def shared_implementations(module: torch.nn.Module, layers: Sequence[Any]) -> di
 
 
 def _layer_path(layer: Any) -> str:
-    path = path_of(layer.forward)
-    return f"torch.compile of {path}" if is_compiled(layer) else path
+    if is_compiled(layer):
+        return f"torch.compile of {path_of(type(layer).forward)}"
+    return path_of(layer.forward)
 
 
 def joined(paths: Iterable[str]) -> str:
