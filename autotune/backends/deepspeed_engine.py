@@ -19,9 +19,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import nn
 
-from autotune.backends import adamw, recompute
+from autotune.backends import adamw, deepspeed_flattening, recompute
 from autotune.backends import deepspeed as rendering
-from autotune.backends import deepspeed_flattening
 from autotune.backends.base import IncompatibleConfigError, RankContext
 from autotune.backends.filling import fill, fill_buffers
 from autotune.backends.numberformats import TORCH_DTYPES
