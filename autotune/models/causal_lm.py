@@ -66,7 +66,7 @@ class CausalLmFamily:
     def mixers(self, module: torch.nn.Module) -> Sequence[tuple[str, torch.nn.Module]]:
         return [mixer_of(layer) for layer in self.layers(module)]
 
-    def mixing(self, module: torch.nn.Module) -> Sequence[str]:
+    def mixing_kinds(self, module: torch.nn.Module) -> Sequence[str]:
         return list(dict.fromkeys(kind for kind, _ in self.mixers(module)))
 
     def watching_mixers(
@@ -216,8 +216,9 @@ def shared_implementations(module: torch.nn.Module, layers: Sequence[Any]) -> di
 
 
 def _layer_path(layer: Any) -> str:
-    path = path_of(layer.forward)
-    return f"torch.compile of {path}" if is_compiled(layer) else path
+    if is_compiled(layer):
+        return f"torch.compile of {path_of(type(layer).forward)}"
+    return path_of(layer.forward)
 
 
 def joined(paths: Iterable[str]) -> str:

@@ -134,7 +134,7 @@ class ModelFamily(Protocol):
         Each with its layer type. Their output (or its first part) is rows × length × hidden.
         """
 
-    def mixing(self, module: torch.nn.Module) -> Sequence[str]:
+    def mixing_kinds(self, module: torch.nn.Module) -> Sequence[str]:
         """The layer types by which tokens of a row reach each other."""
 
     def watching_mixers(

@@ -65,8 +65,8 @@ class Qwen35Family(causal_lm.CausalLmFamily):
         packed = {} if ends is None else {"seq_idx": ends.seq_idx}
         return {**super().inputs(batch), **packed}
 
-    def mixing(self, module: torch.nn.Module) -> Sequence[str]:
-        kinds = super().mixing(module)
+    def mixing_kinds(self, module: torch.nn.Module) -> Sequence[str]:
+        kinds = super().mixing_kinds(module)
         return [convolution.KIND, *kinds] if linear_attention.KIND in kinds else kinds
 
     @contextlib.contextmanager

@@ -48,12 +48,16 @@ class _Point:
     """Of each gradient, whether it is not all zero; on the device, so that nothing waits."""
 
     def watch(self, tensor: torch.Tensor | None) -> None:
-        if tensor is not None:
-            self.passed = True
-            tensor.register_hook(self._note)  # type: ignore[no-untyped-call]  # untyped in torch
+        if tensor is None:
+            return
+        self.passed = True
+        # A loss that is zero, of a row without labels, has no gradient to hand on.
+        counts = True if tensor.dim() else tensor.detach() != 0
 
-    def _note(self, gradient: torch.Tensor) -> None:
-        self.arrived.append(gradient.detach().any())
+        def note(gradient: torch.Tensor) -> None:
+            self.arrived.append(gradient.detach().any() & counts)
+
+        tensor.register_hook(note)  # type: ignore[no-untyped-call]  # untyped in torch
 
     @property
     def reached(self) -> bool:

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 from autotune.backends.base import Engine
-from autotune.data.stream import MicroBatch, TokenStream
+from autotune.data.packing import MicroBatch
+from autotune.data.stream import TokenStream
 from autotune.models.family import ModelFamily
 
 if TYPE_CHECKING:

@@ -45,7 +45,7 @@ def test_a_micro_step_is_saved_where_first_fit_wastes_one():
     """First-fit decreasing leaves the last 6 alone in a fourth row."""
     lengths = [44, 24, 24, 22, 21, 17, 8, 8, 6, 6]
     rows = [[lengths[index] for index in row] for row in pack(lengths, range(10), 61, 1)]
-    assert rows == [[44, 17], [24, 22, 6, 6], [24, 21, 8, 8]]
+    assert rows == [[44, 17], [24, 21, 8, 8], [24, 22, 6, 6]]
     # On two ranks four rows take no more micro-steps than three: the quick packing stands.
     assert len(pack(lengths, range(10), 61, 2)) == 4
 

@@ -200,24 +200,19 @@ def test_linear_attention_costs_the_same_at_every_length():
     assert qwen3_5_shape.flops_per_token(model.config, []) == 0.0
 
 
-def test_a_kernel_that_took_the_place_of_the_fallback_is_named():
+def test_a_kernel_that_took_the_place_of_the_fallback_is_named(monkeypatch):
     """BUG-052: the wrapper keeps the torch function's name; what it closed over is the truth."""
+    from transformers.integrations.hub_kernels import use_kernel_func_from_hub_with_fallback
     from transformers.models.qwen3_5 import modeling_qwen3_5 as modeling
 
     model = model_of(HYBRID)
     family = family_of("qwen3_5")
     module = family.build(model, dtype=torch.float32, kernels={})
-    wrapper = modeling.causal_conv1d_fn
-    while "implementation" not in wrapper.__code__.co_freevars:
-        wrapper = wrapper.__wrapped__
-    cell = wrapper.__closure__[wrapper.__code__.co_freevars.index("implementation")]
-    before = cell.cell_contents
-    cell.cell_contents = math.sqrt
-    try:
-        assert family.implementations(module)["convolution"] == "math.sqrt"
-    finally:
-        cell.cell_contents = before
-    assert family.implementations(module)["convolution"].endswith("causal_conv1d_fn")
+    assert family.implementations(module)["convolution"].endswith(".causal_conv1d_fn")
+    wrapper = use_kernel_func_from_hub_with_fallback("sqrt", "math")(modeling.causal_conv1d_fn)
+    assert wrapper.__name__ == "causal_conv1d_fn"
+    monkeypatch.setattr(modeling, "causal_conv1d_fn", wrapper)
+    assert family.implementations(module)["convolution"] == "math.sqrt"
 
 
 def test_the_balancing_loss_is_off():

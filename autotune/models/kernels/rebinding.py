@@ -55,10 +55,11 @@ def bind(file: Any, name: str, kernel: Function, call: Function) -> None:
         kernel: What :func:`implementation` is to find.
         call: Takes the kernel and the layers' arguments.
     """
-    # A package's kernels are no graph that a compiler could look into.
     import torch
 
-    implementation, run = kernel, torch.compiler.disable(call)
+    # A package's kernels are no graph that a compiler could look into.
+    run: Function = torch.compiler.disable(call)  # type: ignore[no-untyped-call]  # untyped in torch
+    implementation = kernel
 
     @functools.wraps(torch_function(getattr(file, name)))
     def bound(*args: Any, **named: Any) -> Any:
