@@ -8,11 +8,12 @@ No transaction of ours is open while Optuna writes.
 from __future__ import annotations
 
 import contextlib
+import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from autotune.contract.outcome import Outcome
 from autotune.errors import EnvironmentFault, InputError
@@ -33,6 +34,9 @@ OWNER: Final = "autotune:study"
 """User attribute that marks a study as ours."""
 NUMBER: Final = "trial"
 """User attribute of a trial: its number in our records."""
+OPENINGS: Final = 20
+OPENING_S: Final = 0.25
+"""Tries to open the storage beside another program that makes its tables, and the wait between."""
 
 
 class Projection:
@@ -65,7 +69,7 @@ class Projection:
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         try:
-            storage = optuna.storages.RDBStorage(self._url)
+            storage = _open_storage(self._url)
             names = {study.study_name: study for study in storage.get_all_studies()}
         except Exception as error:
             if isinstance(error.__cause__, DBAPIError):
@@ -246,6 +250,25 @@ class Projection:
                 why = error.__cause__ if isinstance(error.__cause__, DBAPIError) else error
                 text = f"the Optuna study for dashboards is behind: {_first_line(why)}"
                 self._events(Message(text=text, level="warning"))
+
+
+def _open_storage(url: str) -> optuna.storages.RDBStorage:
+    """Open Optuna's storage; its tables are made if need be.
+
+    Optuna looks which tables there are and makes the others: of two searches that do so at once one
+    finds in the end that the other was faster.
+    """
+    import optuna
+
+    for left in reversed(range(OPENINGS)):
+        try:
+            return optuna.storages.RDBStorage(url)
+        except Exception as error:
+            met = isinstance(error, IntegrityError) or "already exists" in str(error)
+            if not met or not left:
+                raise
+            time.sleep(OPENING_S)
+    raise AssertionError("unreachable")
 
 
 def _category(value: Any) -> Any:
