@@ -6,7 +6,7 @@ import contextlib
 import copy
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from autotune.contract.plan import Model
 from autotune.models import mixing
@@ -21,7 +21,7 @@ from autotune.models.starts import Start
 if TYPE_CHECKING:
     import torch
 
-    from autotune.models.family import Batch
+    from autotune.models.family import Batch, ModelFamily
 
 
 class CausalLmFamily:
@@ -69,7 +69,8 @@ class CausalLmFamily:
                 AutoModelForCausalLM, config, dtype, kernels.get("attention", "sdpa")
             )
         module.train()
-        target = Target(family=self, module=module, static_shapes=static_shapes)
+        family = cast("ModelFamily", self)  # what the families add makes it one
+        target = Target(family=family, module=module, static_shapes=static_shapes)
         table.bind(target, kernels)
         return module
 

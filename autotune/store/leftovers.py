@@ -1,8 +1,8 @@
 """What a coordinator leaves half made that is killed while it writes.
 
 A record is written aside and renamed, and the folder of a trial (a comparison) is made before its
-header is written. Killed in between, a coordinator leaves a file under a passing name, and perhaps a folder
-that holds nothing else. Nothing was launched from such a folder: its number is free.
+header is written. Killed in between, a coordinator leaves a file under a passing name, and perhaps
+a folder that holds nothing else. Nothing was launched from such a folder: its number is free.
 """
 
 from __future__ import annotations
