@@ -52,6 +52,7 @@ class Projection:
     def __init__(self, store: Store, study: str, space: SearchSpace, events: EventSink) -> None:
         self._url = store.url
         self._shown_url = store.shown_url
+        self._is_known = store.study(study) is not None
         self._name = study
         self._space = space
         self._events = events
@@ -70,7 +71,13 @@ class Projection:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         try:
             storage = _open_storage(self._url)
-            names = {study.study_name: study for study in storage.get_all_studies()}
+            named = [s for s in storage.get_all_studies() if s.study_name == self._name]
+            # One without trials may be ours, from a search that was killed before it marked it.
+            foreign = any(
+                OWNER not in study.user_attrs
+                and (storage.get_n_trials(study._study_id) > 0 or not self._is_known)
+                for study in named
+            )
         except Exception as error:
             if isinstance(error.__cause__, DBAPIError):
                 raise connection.explain(error.__cause__, self._shown_url) from error
@@ -78,7 +85,7 @@ class Projection:
                 f"Optuna cannot use the storage: {_first_line(error)}",
                 hint="choose another --storage, or upgrade it with 'optuna storage upgrade'",
             ) from error
-        if self._name in names and OWNER not in names[self._name].user_attrs:
+        if foreign:
             raise InputError(
                 f"the storage holds an Optuna study {self._name!r} that is not of autotune",
                 hint="give this search another name with --study",

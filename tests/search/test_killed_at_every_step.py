@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).with_name("killed_search.py")
-STEP = 20
-"""Of the changes that are not to a trial's own folder every so many-th is tried."""
+STEP = 40
+"""Of the changes that are not named in ``killed_search.py`` every so many-th is tried."""
 MEMORY = Path("/dev/shm")
 
 

@@ -205,6 +205,16 @@ def test_foreign_optuna_study_is_left_alone(bench: Bench) -> None:
     assert not (bench.runs / "s").exists()
 
 
+def test_a_study_of_ours_that_is_not_marked_yet_is_no_foreign_one(bench: Bench) -> None:
+    """Optuna makes a study and marks it in two steps; a search may be killed in between."""
+    bench.search(by_micro_batch, trials=2)
+    storage = f"sqlite:///{bench.runs}/autotune.db"
+    optuna.delete_study(study_name="s", storage=storage)
+    optuna.create_study(study_name="s", storage=storage)
+    bench.search(by_micro_batch, trials=3)
+    assert len(optuna.load_study(study_name="s", storage=storage).trials) == 3
+
+
 def test_deleted_folder_begins_anew(bench: Bench) -> None:
     import shutil
 
