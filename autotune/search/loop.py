@@ -247,6 +247,9 @@ class Loop:
             return "already launched"
         if history.is_too_large(self._contents, config):
             return "needs at least the memory of one that did not fit"
+        known = history.is_known_to_fail(self._contents, config)
+        if known is not None:
+            return known
         refusal = self._planner.refusal(config)
         return None if refusal is None else refusal.reason
 

@@ -60,6 +60,8 @@ class StudyRecord:
     topology: Topology
     environment: dict[str, Any]
     """From :func:`autotune.store.provenance.environment`."""
+    launcher: str = "local"
+    """``NAME`` or ``NAME=ARGUMENT`` of ``--launcher``."""
     sampler: str
     seed: int
     baseline_trial: int | None = None
@@ -306,6 +308,10 @@ class StudyContents:
                 found.append((item.outcome.submitted_at, place, number, item.measurement))
         found.sort(key=lambda one: one[:2])
         return tuple((number, measurement) for _, _, number, measurement in found)
+
+    def unstable(self, number: int) -> bool:
+        """Whether an allocator ran out of room while the configuration was timed, in any launch."""
+        return any(launch.alloc_retries for launch in self.launches(number))
 
     def later_than(self, at: float) -> tuple[TrialRecord, ...]:
         """Comparable trials inside the space that were opened, or launched again, after ``at``."""
