@@ -19,16 +19,16 @@ from collections.abc import Sequence
 
 import torch
 
-from autotune.analysis import numerics, timing
+from autotune.analysis import numerics, timing, windows
 from autotune.contract.outcome import RankStatus
 from autotune.contract.plan import CheckPoint, Plan
 from autotune.worker import compiling
-from autotune.worker import timing as rules
 from autotune.worker.clocks import watch_for
 from autotune.worker.failures import NumericsError
 from autotune.worker.heartbeat import Heartbeat
 from autotune.worker.memory import MemoryMeter
 from autotune.worker.step import Iteration, Stepper
+from autotune.worker.timing import marks_for
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -65,7 +65,7 @@ class Meter:
         self._plan = plan
         self._stepper = stepper
         self._memory = memory
-        self._marks = rules.marks_for(device)
+        self._marks = marks_for(device)
         self._heart = beat
         self._cycle = len(plan.cut.batches)
         self._done = 0
@@ -91,7 +91,7 @@ class Meter:
     @property
     def compile_s(self) -> float:
         """Seconds of warm-up beyond the steady time of the same batches."""
-        return rules.compile_seconds(self.warmup.mine_s, self.timed.mine_s, self._cycle)
+        return windows.compile_seconds(self.warmup.mine_s, self.timed.mine_s, self._cycle)
 
     def check(self, watch: contextlib.AbstractContextManager[None]) -> None:
         """Run the check iterations one by one and compare them with the baseline's.
@@ -126,7 +126,7 @@ class Meter:
         if rest:
             self._run(rest, self.warmup)
         while True:
-            state = rules.warm(self.warmup.slowest_s, self._cycle, self._plan.measuring)
+            state = windows.warm(self.warmup.slowest_s, self._cycle, self._plan.measuring)
             if state != "no":
                 self.steady = state == "yes"
                 return
@@ -139,7 +139,7 @@ class Meter:
         compiles for ever is timed in the end, as unsteady, for that is what it costs.
         """
         self._heart.enter("measure")
-        verdict: rules.Verdict = "go_on"
+        verdict: windows.Verdict = "go_on"
         retries = self._memory.alloc_retries()
         self._clocks.begin()
         self._meet()
@@ -153,7 +153,7 @@ class Meter:
                 self.steady = False
             self.timed.add(cycle)
             self.window_s += elapsed_s
-            verdict = rules.window(self.timed.slowest_s, self._cycle, self._plan.measuring)
+            verdict = windows.window(self.timed.slowest_s, self._cycle, self._plan.measuring)
         self.throttled = self._clocks.end()
         self.alloc_retries = self._memory.alloc_retries() - retries
         self.status = "stopped_early" if verdict == "slower" else "measured"

@@ -76,7 +76,7 @@ def test_a_measured_rank_tells_everything(baseline: tuple[RankRecord, ...]) -> N
     assert "ScaledDotProductFlashAttention" in measurement.backward["attention"]
     assert set(measurement.backward) == {"attention", "norm", "mlp", "loss"}
     assert "SiluBackward0" in measurement.backward["mlp"]
-    assert measurement.backward["loss"] == "LogSoftmaxBackward0 + NllLossBackward0"
+    assert measurement.backward["loss"] == "LogSoftmaxBackward0 + MmBackward0 + NllLossBackward0"
     assert measurement.notes["threads"] >= 1
     assert set(measurement.read_back) >= {"workload.micro_batch", "fsdp2.layers_per_unit"}
 
@@ -141,6 +141,24 @@ def test_a_kernel_without_a_whole_backward_is_refused(
     (record,) = _failed(plan, tmp_path, fault)
     assert (record.error.kind, record.error.phase) == ("numerics", "check")
     assert "attention of layer 0 (" in record.error.message
+    assert words in record.error.message
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "words"),
+    [
+        ("adapters_are_passed_by", "numerics", "the adapter of model.layers.1.mlp.up_proj is not"),
+        ("attention_forgets_keys", "numerics", "is incomplete: no gradient reaches k_proj"),
+        ("weights_thaw", "not_in_effect", "lora trains 38,912 parameters, and the built model has"),
+    ],
+)
+def test_adapters_that_are_not_all_that_is_trained_are_refused(
+    fault: str, kind: str, words: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("peft")
+    plan = make_plan("fsdp2", processes=1, adapters={"rank": 4})
+    (record,) = _failed(plan, tmp_path, fault)
+    assert record.error.kind == kind
     assert words in record.error.message
 
 

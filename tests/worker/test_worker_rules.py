@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support_trials import QUICK, make_plan
 
+from autotune.analysis import windows
 from autotune.analysis.timing import Interval
 from autotune.backends.base import IncompatibleConfigError
 from autotune.contract import hostmemory
@@ -16,7 +17,7 @@ from autotune.contract.outcome import ReadBack
 from autotune.contract.plan import Racing
 from autotune.contract.smallfile import Beat, read_beat
 from autotune.errors import EnvironmentFault
-from autotune.worker import attestation, failures, heartbeat, memory, timing
+from autotune.worker import attestation, failures, heartbeat, memory
 from autotune.worker.heartbeat import Heartbeat
 from autotune.worker.rendezvous import RendezvousError
 
@@ -35,7 +36,7 @@ RULES = dataclasses.replace(
     ],
 )
 def test_warm_up_ends_when_two_cycles_agree(times: list[float], state: str) -> None:
-    assert timing.warm(times, 2, RULES) == state
+    assert windows.warm(times, 2, RULES) == state
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_warm_up_ends_when_two_cycles_agree(times: list[float], state: str) -> N
     ],
 )
 def test_the_window_ends_at_the_first_of_three_limits(times: list[float], verdict: str) -> None:
-    assert timing.window(times, 2, RULES) == verdict
+    assert windows.window(times, 2, RULES) == verdict
 
 
 @pytest.mark.parametrize(
@@ -67,11 +68,11 @@ def test_racing_needs_all_three_allowances(
 ) -> None:
     interval = Interval(mean=mean, low=mean - half, high=mean + half, count=3)
     racing = Racing(best_s_per_it=1.0, noise_share=noise)
-    assert timing.clearly_slower(interval, racing) is slower
+    assert windows.clearly_slower(interval, racing) is slower
 
 
 def test_compile_time_is_what_warm_up_took_beyond_the_steady_time() -> None:
-    seconds = timing.compile_seconds([5.0, 2.5, 1.0, 2.0], [1.0, 2.0, 1.0, 2.0], 2)
+    seconds = windows.compile_seconds([5.0, 2.5, 1.0, 2.0], [1.0, 2.0, 1.0, 2.0], 2)
     assert seconds == pytest.approx(4.5)
 
 
