@@ -22,7 +22,8 @@ LIGHT_PACKAGES = (
     "report", "space", "store",
 )  # fmt: skip
 RUN_IN_RANKS = {
-    "autotune.data.stream", "autotune.data.tokenise", "autotune.data.tokens",
+    "autotune.data.packing", "autotune.data.stream", "autotune.data.tokenise",
+    "autotune.data.tokens",
     "autotune.backends.ddp_engine", "autotune.backends.deepspeed_engine",
     "autotune.backends.filling", "autotune.backends.fsdp2_engine",
     "autotune.backends.numberformats",

@@ -9,6 +9,7 @@
     RUNS/STUDY/data/                   tokens of a JSON Lines data set
     RUNS/STUDY/trials/00003/attempt-0/ one launch
     RUNS/STUDY/remeasurements/00000/attempt-0/
+    RUNS/STUDY/kernels/00000/attempt-0/  a kernel compared with its reference
         plan.json outcome.json
         rank-0.json rank-0.log heartbeat-0.json heartbeat-0.progress
         command.json deepspeed.json steps-RANK-PID.jsonl   of a command: what it was given, and
@@ -32,7 +33,11 @@ DATABASE_NAME: Final = "autotune.db"
 MAX_NAME: Final = 100
 """Characters of a study's name."""
 _SAFE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_FOLDERS: Final[dict[Purpose, str]] = {"trial": "trials", "remeasurement": "remeasurements"}
+_FOLDERS: Final[dict[Purpose, str]] = {
+    "trial": "trials",
+    "remeasurement": "remeasurements",
+    "kernel": "kernels",
+}
 
 
 def check_study_name(name: str) -> str:
@@ -145,6 +150,10 @@ class StudyFolder:
     @property
     def data(self) -> Path:
         return self.path / "data"
+
+    def kernel_verdict(self, digest: str) -> Path:
+        """What came of comparing the kernel, workload and machine of this digest."""
+        return self.path / _FOLDERS["kernel"] / f"{digest}.json"
 
     def attempt(self, purpose: Purpose, number: int, attempt: int) -> AttemptFolder:
         """The folder of one launch (not created)."""

@@ -43,6 +43,8 @@ class Gpu:
     total_bytes: int
     used_bytes: int
     """By all processes and the driver itself."""
+    capability: tuple[int, int] | None = None
+    """Compute capability; ``None`` where the driver does not say."""
     processes: tuple[GpuProcess, ...] = ()
 
 
@@ -101,8 +103,17 @@ def _all(library: Any) -> Iterator[Gpu]:
             uuid=_text(library.nvmlDeviceGetUUID, handle),
             total_bytes=int(memory.total),
             used_bytes=int(memory.used),
+            capability=_capability(library, handle),
             processes=_processes(library, handle),
         )
+
+
+def _capability(library: Any, handle: ctypes.c_void_p) -> tuple[int, int] | None:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    call = library.nvmlDeviceGetCudaComputeCapability
+    if call(handle, ctypes.byref(major), ctypes.byref(minor)) != SUCCESS:
+        return None
+    return major.value, minor.value
 
 
 def _text(call: Any, handle: ctypes.c_void_p) -> str:

@@ -11,10 +11,11 @@ import math
 from typing import Any, Literal
 
 from autotune.contract.failures import FailureKind, Phase
+from autotune.contract.kernels import KernelCheck
 from autotune.contract.plan import CheckPoint, MicroStep
 
-ReadBackLevel = Literal["live", "parsed", "effect", "schedule"]
-RankStatus = Literal["measured", "stopped_early", "failed"]
+ReadBackLevel = Literal["live", "parsed", "effect", "schedule", "environment"]
+RankStatus = Literal["measured", "stopped_early", "checked", "failed"]
 State = Literal["complete", "stopped_early", "failed", "interrupted"]
 
 
@@ -31,7 +32,8 @@ class ReadBack:
     actual: Any
     level: ReadBackLevel
     """``live``: the engine's or module's own state; ``parsed``: the engine's parsed config;
-    ``effect``: seen by what it does; ``schedule``: the micro-steps that ran."""
+    ``effect``: seen by what it does; ``schedule``: the micro-steps that ran; ``environment``: what
+    the process has set when the engine is built."""
 
     @property
     def in_effect(self) -> bool:
@@ -122,12 +124,16 @@ class RankRecord:
     """Wall-clock seconds spent in each phase."""
     error: RankError | None = None
     measurement: RankMeasurement | None = None
+    kernel: KernelCheck | None = None
+    """Of a rank that compared a kernel instead of running iterations."""
 
     def __post_init__(self) -> None:
         if (self.status == "failed") != (self.error is not None):
             raise ValueError("a rank record has an error exactly when its status is 'failed'")
-        if (self.status == "failed") == (self.measurement is not None):
-            raise ValueError("a rank record has a measurement exactly when it did not fail")
+        if (self.status in ("measured", "stopped_early")) != (self.measurement is not None):
+            raise ValueError("a rank record has a measurement exactly when it was measured")
+        if (self.status == "checked") != (self.kernel is not None):
+            raise ValueError("a rank record has a kernel check exactly when it is 'checked'")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -220,6 +226,9 @@ class Failure:
     """Traceback or the end of the log."""
     measured_s_per_it: float | None = None
     """Speed of a configuration that ran but was not valid: shown, never ranked."""
+    combination: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Settings, by full knob name, that are known to have brought it about together: every
+    configuration that has them all would fail like this."""
     limit_s: float | None = None
     """What the whole trial was allowed, where it passed a limit; with more it may succeed."""
 

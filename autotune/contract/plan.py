@@ -14,7 +14,7 @@ from autotune.contract import codec, jsonfile
 
 DType = Literal["fp32", "bf16"]
 Batching = Literal["padded", "sorted", "packed"]
-Purpose = Literal["trial", "remeasurement"]
+Purpose = Literal["trial", "remeasurement", "kernel"]
 Finetune = Literal["full", "lora", "qlora"]
 """``full``: all weights are trained. ``lora``: adapters beside frozen weights. ``qlora``: the same
 beside weights that are stored in four bits."""
@@ -322,6 +322,8 @@ class Plan:
     memory_margin_share: float = 0.05
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
     """Variables that this trial sets in its ranks."""
+    unset: tuple[str, ...] = ()
+    """Variables that its ranks must not have, though the site may have set them."""
 
     def __post_init__(self) -> None:
         if isinstance(self.workload, CommandWorkload) != (self.schedule is None):
@@ -338,6 +340,16 @@ class Plan:
         """The schedule of a plan that autotune's own ranks run."""
         assert self.schedule is not None, "a command cuts its batches itself"
         return self.schedule
+
+    @property
+    def kernels(self) -> dict[str, str]:
+        """Bare name of each ``kernel.*`` knob to its choice."""
+        prefix = "kernel."
+        return {
+            name.removeprefix(prefix): value
+            for name, value in self.config.items()
+            if name.startswith(prefix)
+        }
 
     @property
     def num_launched(self) -> int:

@@ -22,13 +22,15 @@ from autotune.contract.plan import (
     Samples,
     Schedule,
 )
+from autotune.data import bins
 from autotune.errors import InputError
 
 PACKED_NEEDS_TOKENS: Final = (
     "batching packed needs max_tokens: a packed micro-step is one row, and micro_batch counts rows"
 )
 FILLER_TOKENS: Final = 8
-"""Length of the one row that fills a rank's missing micro-step (less under a smaller limit)."""
+"""Length of the one row that fills a rank's missing micro-step (less under a smaller limit), but
+for packed ones."""
 
 
 def make_schedule(
@@ -68,11 +70,14 @@ def make_schedule(
             groups = [order[i : i + micro_batch] for i in range(0, len(order), micro_batch)]
         else:
             assert max_tokens is not None
-            fill = _packs if batching == "packed" else _bins
-            groups = fill(samples.lengths, order, max_tokens)
+            if batching == "packed":
+                groups = bins.pack(samples.lengths, order, max_tokens, processes)
+            else:
+                groups = _bins(samples.lengths, order, max_tokens)
         static = max_tokens if batching == "packed" else None
         steps = [_micro_step(samples.lengths, group, static) for group in groups]
-        batches.append(_deal(steps, processes, _filler(samples.max_length, max_tokens)))
+        filler = _filler(samples.max_length, max_tokens, static)
+        batches.append(_deal(steps, processes, filler))
     return Schedule(
         batching=batching,
         batches=tuple(batches),
@@ -176,25 +181,6 @@ def _bins(lengths: Sequence[int], order: Sequence[int], max_tokens: int) -> list
     return bins
 
 
-def _packs(lengths: Sequence[int], order: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Put each sample, the longest first, into the first bin that has room for it.
-
-    First-fit decreasing, the packing that trainers use: at most 11/9 of the fewest bins. Inside a
-    bin samples stand in stream order.
-    """
-    bins: list[list[int]] = []
-    room: list[int] = []
-    for index in sorted(order, key=lambda index: (-lengths[index], index)):
-        place = next((n for n, left in enumerate(room) if left >= lengths[index]), None)
-        if place is None:
-            place = len(bins)
-            bins.append([])
-            room.append(max_tokens)
-        bins[place].append(index)
-        room[place] -= lengths[index]
-    return [sorted(group) for group in bins]
-
-
 def _micro_step(lengths: Sequence[int], group: Sequence[int], static: int | None) -> MicroStep:
     """One micro-step; ``static`` is the length of a packed row, whatever it holds."""
     if static is not None:
@@ -204,8 +190,13 @@ def _micro_step(lengths: Sequence[int], group: Sequence[int], static: int | None
     )
 
 
-def _filler(max_length: int, max_tokens: int | None) -> MicroStep:
-    length = min(FILLER_TOKENS, max_length, max_tokens or max_length)
+def _filler(max_length: int, max_tokens: int | None, static: int | None) -> MicroStep:
+    """One row without a loss. Packed, it has the shape of all others.
+
+    The other ranks run a whole row meanwhile, so it costs no time, and a shape of its own would
+    be compiled for.
+    """
+    length = static or min(FILLER_TOKENS, max_length, max_tokens or max_length)
     return MicroStep(samples=(), rows=1, length=length)
 
 

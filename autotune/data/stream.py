@@ -7,53 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Protocol
 
 import torch
 
 from autotune.contract.plan import MicroStep, Samples, Schedule, Workload
+from autotune.data.packing import IGNORED, Frame, MicroBatch, cut, packed_row
 from autotune.data.tokens import Sample, read_token_file, synthetic_sample
-
-IGNORED: Final = -100
-"""Label of a position without loss; the ``ignore_index`` of torch's cross-entropy."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MicroBatch:
-    """The inputs of one forward and backward on one rank."""
-
-    input_ids: torch.Tensor
-    """int64, rows × length, padded on the right with token 0."""
-    attention_mask: torch.Tensor | None
-    """int64, 1 for real tokens; ``None`` where no row is padded, which lets the model use its
-    plain causal kernel, as it does when a collator's mask is all ones."""
-    position_ids: torch.Tensor | None
-    """int64, rows × length: each sample's own, from 0, in a packed micro-step, and again from 0
-    in what pads its end. ``None``: counted from 0 in each row."""
-    labels: torch.Tensor
-    """int64, rows × length, already shifted: the label of a position is the next token, or
-    :data:`IGNORED`: at a sample's last token, at padding, in a filler, before untrained tokens."""
-
-
-def packed_row(samples: Sequence[Sample], length: int) -> MicroBatch:
-    """Lay samples behind one another in one row of ``length`` tokens.
-
-    Position ids restart at each sample: they are the boundaries that attention reads. What is
-    left at the end is a segment of its own, with token 0 and ignored labels. There is no
-    attention mask: with one, the library would not look for boundaries.
-    """
-    ids = torch.zeros(1, length, dtype=torch.int64)
-    labels = torch.full_like(ids, IGNORED)
-    positions = torch.zeros_like(ids)
-    start = 0
-    for sample in samples:
-        end = start + len(sample.ids)
-        ids[0, start:end] = sample.ids
-        labels[0, start : end - 1] = torch.where(sample.trained, sample.ids, IGNORED)[1:]
-        positions[0, start:end] = torch.arange(len(sample.ids))
-        start = end
-    positions[0, start:] = torch.arange(length - start)
-    return MicroBatch(input_ids=ids, attention_mask=None, position_ids=positions, labels=labels)
 
 
 class TokenStream:
@@ -76,6 +36,8 @@ class TokenStream:
         self._vocab_size = vocab_size
         self._device = torch.device(device)
         self._tokens = _token_source(workload.samples, vocab_size)
+        packed = schedule.batching == "packed"
+        self._frame = Frame.of(schedule, workload.samples.lengths) if packed else None
         self._batches: dict[int, list[MicroBatch]] = {}
         self._targets: dict[int, int] = {}
 
@@ -106,10 +68,9 @@ class TokenStream:
         """Return the largest micro-batch that the cut allows, full of drawn tokens and labels."""
         step = self._schedule.worst_case
         lengths = [step.length] * step.rows
-        if self._schedule.batching == "packed":
+        if self._frame is not None:
             # One sample alone would need no mask, and so less memory than two.
-            half = step.length // 2
-            lengths = [step.length - half, half] if half else [step.length]
+            lengths = cut(step.length, min(self._frame.longest, -(-step.length // 2)))
         rows = [
             synthetic_sample(length, index=-1 - row, seed=0, vocab_size=self._vocab_size)
             for row, length in enumerate(lengths)
@@ -122,43 +83,26 @@ class TokenStream:
         return range(first, first + size)
 
     def _micro_batch(self, step: MicroStep) -> MicroBatch:
-        rows = [self._tokens.sample(index) for index in step.samples]
-        if not rows:
-            ids = torch.zeros(step.rows, step.length, dtype=torch.int64)
-            labels = torch.full_like(ids, IGNORED)
-            return self._on_device(ids, None, labels)
-        return self._collate(rows, step)
+        return self._collate([self._tokens.sample(index) for index in step.samples], step)
 
     def _collate(self, rows: Sequence[Sample], step: MicroStep) -> MicroBatch:
-        if self._schedule.batching != "packed":
-            return self._padded(rows, step)
-        packed = packed_row(rows, step.length)
-        return self._on_device(packed.input_ids, None, packed.labels, packed.position_ids)
-
-    def _padded(self, rows: Sequence[Sample], step: MicroStep) -> MicroBatch:
+        if self._frame is not None:
+            return packed_row(rows, self._frame).to(self._device)
         ids = torch.zeros(step.rows, step.length, dtype=torch.int64)
-        mask = torch.zeros_like(ids)
+        mask = torch.zeros_like(ids) if rows else torch.ones_like(ids)  # a filler is plain
         labels = torch.full_like(ids, IGNORED)
         for row, sample in enumerate(rows):
             length = len(sample.ids)
             ids[row, :length] = sample.ids
             mask[row, :length] = 1
             labels[row, : length - 1] = torch.where(sample.trained, sample.ids, IGNORED)[1:]
-        return self._on_device(ids, None if bool(mask.all()) else mask, labels)
-
-    def _on_device(
-        self,
-        ids: torch.Tensor,
-        mask: torch.Tensor | None,
-        labels: torch.Tensor,
-        positions: torch.Tensor | None = None,
-    ) -> MicroBatch:
-        return MicroBatch(
-            input_ids=ids.to(self._device),
-            attention_mask=None if mask is None else mask.to(self._device),
-            position_ids=None if positions is None else positions.to(self._device),
-            labels=labels.to(self._device),
+        batch = MicroBatch(
+            input_ids=ids,
+            attention_mask=None if bool(mask.all()) else mask,
+            position_ids=None,
+            labels=labels,
         )
+        return batch.to(self._device)
 
 
 class _Tokens(Protocol):

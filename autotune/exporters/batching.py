@@ -23,7 +23,9 @@ def notes(plan: Plan, file: str) -> tuple[str, ...]:
     if batching == "packed":
         found.append(
             f"batching: packed into rows of {max_tokens} tokens is done by your trainer's "
-            "collator, which must pass position ids that restart at each sample, and no mask"
+            "collator, which must pass position ids that restart at each sample, no mask, and the "
+            "boundaries as cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k and seq_idx "
+            "(transformers' DataCollatorWithFlattening returns them on request)"
         )
     elif batching == "sorted":
         found.append(

@@ -29,6 +29,7 @@ def provenance(
         at: ``time.time()`` of the export.
     """
     best, study = request.report["best"], request.contents.study
+    measured = request.outcome.measurement
     date = datetime.datetime.fromtimestamp(at, tz=datetime.UTC)
     return {
         "schema_version": 1,
@@ -48,9 +49,11 @@ def provenance(
         "numerics": best["numerics"],
         "params": best["params"],
         "config": request.plan.config,
+        "implementations": measured.implementations if measured is not None else {},
         "unverified": request.plan.unverified,
         "topology": request.report["topology"],
         "environment": study.environment,
+        "replayed_from": study.environment.get("replayed_from"),
         "files": {name: {"sha256": sha256(text)} for name, text in result.files.items()},
         "equals_measured": not result.losses,
         "adaptations": list(result.adaptations),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from autotune.knobs import ddp, deepspeed, fsdp2, workload, zero3
+from autotune.knobs import ddp, deepspeed, fsdp2, kernels, workload, zero3
 
 REFUSED: Final[dict[str, dict[str, str]]] = {
     "zero3": zero3.REFUSED,
@@ -12,6 +12,7 @@ REFUSED: Final[dict[str, dict[str, str]]] = {
     "fsdp2": fsdp2.REFUSED,
     "ddp": ddp.REFUSED,
     "workload": workload.REFUSED,
+    kernels.OWNER: kernels.REFUSED,
 }
 """Owner to names that it knows and that are not offered, with the reason."""
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from autotune.contract.plan import Model
+from autotune.models import mixing
 from autotune.models.checkpoint import ParameterShape
+from autotune.models.kernels import table
+from autotune.models.kernels.attention import registered_name
+from autotune.models.kernels.choice import KernelRefusedError, Target, first_line
+from autotune.models.kernels.compiled import is_compiled
+from autotune.models.kernels.loss import function_of
 from autotune.models.starts import Start
 
 if TYPE_CHECKING:
     import torch
 
-    from autotune.models.family import Batch
+    from autotune.models.family import Batch, ModelFamily
 
 
 class CausalLmFamily:
@@ -42,7 +49,14 @@ class CausalLmFamily:
                 found[name] = (parameter.shape[0], parameter.shape[1])
         return found
 
-    def build(self, model: Model, *, dtype: torch.dtype) -> torch.nn.Module:
+    def build(
+        self,
+        model: Model,
+        *,
+        dtype: torch.dtype,
+        kernels: Mapping[str, str],
+        static_shapes: bool = False,
+    ) -> torch.nn.Module:
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -51,10 +65,14 @@ class CausalLmFamily:
         config = AutoConfig.for_model(fields.pop("model_type"), **fields)
         config.use_cache = False
         with torch.device("meta"):
-            module: torch.nn.Module = AutoModelForCausalLM.from_config(
-                config, attn_implementation="sdpa", dtype=dtype
+            module: torch.nn.Module = _made(
+                AutoModelForCausalLM, config, dtype, kernels.get("attention", "sdpa")
             )
-        return module.train()
+        module.train()
+        family = cast("ModelFamily", self)  # what the families add makes it one
+        target = Target(family=family, module=module, static_shapes=static_shapes)
+        table.bind(target, kernels)
+        return module
 
     def layers(self, module: torch.nn.Module) -> Sequence[torch.nn.Module]:
         return list(decoder(module).layers)
@@ -65,8 +83,18 @@ class CausalLmFamily:
     def mixers(self, module: torch.nn.Module) -> Sequence[tuple[str, torch.nn.Module]]:
         return [mixer_of(layer) for layer in self.layers(module)]
 
+    def mixing_kinds(self, module: torch.nn.Module) -> Sequence[str]:
+        return list(dict.fromkeys(kind for kind, _ in self.mixers(module)))
+
+    def watching_mixers(
+        self, module: torch.nn.Module, seen: mixing.Seen
+    ) -> contextlib.AbstractContextManager[None]:
+        return mixing.watching_modules(self.mixers(module), seen)
+
     def parts(self, layer: torch.nn.Module) -> Sequence[tuple[str, torch.nn.Module]]:
         inside: Any = layer
+        if is_compiled(layer):
+            return [("layer", layer)]  # hooks inside it would be compiled anew
         wide = "experts" if hasattr(inside.mlp, "experts") else "mlp"
         return [
             ("norm", inside.input_layernorm),
@@ -75,24 +103,70 @@ class CausalLmFamily:
             (wide, inside.mlp),
         ]
 
-    def packing_refusal(self, config: Mapping[str, Any]) -> str | None:  # noqa: ARG002
-        """``None``: attention is all that mixes tokens, and it obeys position ids.
+    def packing_refusal(
+        self,
+        config: Mapping[str, Any],  # noqa: ARG002
+        kernels: Mapping[str, str],
+    ) -> str | None:
+        """Attention is all that mixes tokens; every choice of it that is offered has boundaries."""
+        return table.lets_samples_mix("attention", kernels)
 
-        Position ids that restart become a block-diagonal causal mask where no attention mask is
-        given (``transformers/masking_utils.py``, ``find_packed_sequence_indices``; 5.17 and 5.24
-        alike).
+    def layer_counts(self, config: Mapping[str, Any]) -> dict[str, int]:
+        num_linear = list(config.get("layer_types", ())).count("linear_attention")
+        return {
+            "attention_layers": int(config["num_hidden_layers"]) - num_linear,
+            "linear_attention_layers": num_linear,
+        }
+
+    def one_of_each(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        kinds = list(dict.fromkeys(config["layer_types"]))
+        return {**config, "layer_types": kinds, "num_hidden_layers": len(kinds)}
+
+    def inputs(self, batch: Batch) -> dict[str, Any]:
+        """What the model is called with, but for the targets.
+
+        Boundaries of a packed row have the names of transformers' ``FlashAttentionKwargs`` and
+        reach every layer.
         """
-        return None
+        ends = batch.boundaries
+        packed = (
+            {}
+            if ends is None
+            else {
+                "cu_seq_lens_q": ends.cu_seq_lens,
+                "cu_seq_lens_k": ends.cu_seq_lens,
+                "max_length_q": ends.max_length,
+                "max_length_k": ends.max_length,
+            }
+        )
+        return {
+            "input_ids": batch.input_ids,
+            "attention_mask": batch.attention_mask,
+            "position_ids": batch.position_ids,
+            "use_cache": False,
+            **packed,
+        }
 
     def logits(self, module: torch.nn.Module, batch: Batch) -> torch.Tensor:
-        output = module(
-            input_ids=batch.input_ids,
-            attention_mask=batch.attention_mask,
-            position_ids=batch.position_ids,
-            use_cache=False,
-        )
-        logits: torch.Tensor = output.logits
+        logits: torch.Tensor = module(**self.inputs(batch)).logits
         return logits
+
+    def loss_sum(self, module: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        loss: torch.Tensor = module(**self.inputs(batch), targets=batch.labels)
+        return loss
+
+
+def _made(auto: Any, config: Any, dtype: torch.dtype, attention: str) -> torch.nn.Module:
+    """The library's model; on the meta device, as the caller has set it."""
+    try:
+        module: torch.nn.Module = auto.from_config(
+            config, attn_implementation=registered_name(attention), dtype=dtype
+        )
+    except (ImportError, ValueError) as error:
+        raise KernelRefusedError(
+            f"transformers refuses attention {attention}: {first_line(error)}"
+        ) from error
+    return module
 
 
 def causal_model(module: torch.nn.Module) -> Any:
@@ -140,6 +214,28 @@ def norms_of(module: torch.nn.Module, layers: Iterable[Any]) -> list[Any]:
         if hasattr(layer, "self_attn"):
             norms += [layer.self_attn.q_norm, layer.self_attn.k_norm]
     return norms
+
+
+def shared_implementations(module: torch.nn.Module, layers: Sequence[Any]) -> dict[str, str]:
+    """What every family's layer types but norms and token mixers are bound to.
+
+    MLPs are those of dense layers; empty texts where the model has none of a type.
+    """
+    full = [layer.self_attn for layer in layers if hasattr(layer, "self_attn")]
+    dense = [layer.mlp for layer in layers if not hasattr(layer.mlp, "experts")]
+    return {
+        "attention": joined(map(attention_function, full)),
+        "rope": joined(path_of(modeling_of(mixer).apply_rotary_pos_emb) for mixer in full),
+        "mlp": joined(path_of(mlp.forward) for mlp in dense),
+        "loss": path_of(function_of(causal_model(module).lm_head)),
+        "layer": joined(_layer_path(layer) for layer in layers),
+    }
+
+
+def _layer_path(layer: Any) -> str:
+    if is_compiled(layer):
+        return f"torch.compile of {path_of(type(layer).forward)}"
+    return path_of(layer.forward)
 
 
 def joined(paths: Iterable[str]) -> str:

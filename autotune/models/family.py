@@ -6,6 +6,7 @@ A family is registered under the ``model_type`` of its configurations
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -13,14 +14,31 @@ from autotune import registry
 from autotune.contract.plan import Model
 from autotune.errors import InputError
 from autotune.models.checkpoint import ParameterShape
+from autotune.models.mixing import Seen
 from autotune.models.starts import Start
 
 if TYPE_CHECKING:
     import torch
 
 
+class Boundaries(Protocol):
+    """Where the samples of one packed row begin and end, in the forms that kernels take."""
+
+    @property
+    def cu_seq_lens(self) -> torch.Tensor:
+        """int32: 0 and the end of each sample. The row's end may stand several times."""
+
+    @property
+    def max_length(self) -> int:
+        """No sample is longer."""
+
+    @property
+    def seq_idx(self) -> torch.Tensor:
+        """int32, 1 × length: the number of each token's sample, from 0."""
+
+
 class Batch(Protocol):
-    """The inputs of one micro-step; ``autotune.data.stream.MicroBatch`` is one."""
+    """The inputs of one micro-step; ``autotune.data.packing.MicroBatch`` is one."""
 
     @property
     def input_ids(self) -> torch.Tensor:
@@ -33,6 +51,14 @@ class Batch(Protocol):
     @property
     def position_ids(self) -> torch.Tensor | None:
         """Positions within each sample; ``None`` counts from 0 in each row."""
+
+    @property
+    def labels(self) -> torch.Tensor:
+        """The next token of each position, or the ignored label; rows × length."""
+
+    @property
+    def boundaries(self) -> Boundaries | None:
+        """Where the samples of a packed row begin and end; ``None`` where a row is one sample."""
 
 
 class ModelFamily(Protocol):
@@ -74,8 +100,32 @@ class ModelFamily(Protocol):
             adapters: Elements of the adapters where only those are trained.
         """
 
-    def build(self, model: Model, *, dtype: torch.dtype) -> torch.nn.Module:
-        """Return the library's causal language model on the meta device, in training mode."""
+    def layer_counts(self, config: Mapping[str, Any]) -> dict[str, int]:
+        """``attention_layers`` and ``linear_attention_layers``: facts for conditions of knobs."""
+
+    def one_of_each(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a completed configuration with one layer of each kind, at their real widths."""
+
+    def build(
+        self,
+        model: Model,
+        *,
+        dtype: torch.dtype,
+        kernels: Mapping[str, str],
+        static_shapes: bool = False,
+    ) -> torch.nn.Module:
+        """Return the library's causal language model on the meta device, in training mode.
+
+        Args:
+            model: Its configuration.
+            dtype: Format of its weights.
+            kernels: Bare name of a ``kernel.*`` knob to its choice; others have their default.
+            static_shapes: Whether every micro-step has the same shape.
+
+        Raises:
+            KernelRefusedError: A library has no such kernel for the model.
+            KernelNotBoundError: A patch changes nothing.
+        """
 
     def layers(self, module: torch.nn.Module) -> Sequence[torch.nn.Module]:
         """The decoder layers, in order."""
@@ -84,7 +134,10 @@ class ModelFamily(Protocol):
         """Input embedding and output projection; they share one weight where it is tied."""
 
     def implementations(self, module: torch.nn.Module) -> dict[str, str]:
-        """Layer type to the implementation that the live modules are bound to."""
+        """Layer type to the implementation that the live modules are bound to, as an import path.
+
+        Several are joined by `` + ``.
+        """
 
     def mixers(self, module: torch.nn.Module) -> Sequence[tuple[str, torch.nn.Module]]:
         """The modules through which tokens of a row reach each other, in order of forward.
@@ -92,14 +145,31 @@ class ModelFamily(Protocol):
         Each with its layer type. Their output (or its first part) is rows × length × hidden.
         """
 
+    def mixing_kinds(self, module: torch.nn.Module) -> Sequence[str]:
+        """The layer types by which tokens of a row reach each other."""
+
+    def watching_mixers(
+        self, module: torch.nn.Module, seen: Seen
+    ) -> contextlib.AbstractContextManager[None]:
+        """Tell ``seen`` what each part of those layer types returns, in order of forward.
+
+        As long as it is entered, and where no layer runs compiled.
+        """
+
     def parts(self, layer: torch.nn.Module) -> Sequence[tuple[str, torch.nn.Module]]:
         """The modules of a decoder layer that gradients must come through, with layer types."""
 
-    def packing_refusal(self, config: Mapping[str, Any]) -> str | None:
-        """Why samples cannot be packed into one row here; ``None`` where boundaries are obeyed."""
+    def packing_refusal(self, config: Mapping[str, Any], kernels: Mapping[str, str]) -> str | None:
+        """Why samples cannot be packed into one row with these kernels; ``None`` where they can."""
 
     def logits(self, module: torch.nn.Module, batch: Batch) -> torch.Tensor:
         """Run the model (or the engine that wraps it): rows × length × vocabulary."""
+
+    def loss_sum(self, module: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        """Run the model (or its engine) and return the summed loss of the batch's labels.
+
+        In float32, made inside the forward of the engine, where the head's weights are whole.
+        """
 
 
 def family_of(name: str) -> ModelFamily:

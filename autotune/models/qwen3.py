@@ -29,15 +29,9 @@ class Qwen3Family(causal_lm.CausalLmFamily):
         return qwen3_shape.flops_per_token(config, lengths, adapters)
 
     def implementations(self, module: torch.nn.Module) -> dict[str, str]:
-        from autotune.models.loss import token_loss_sum
-
         layers: list[Any] = list(self.layers(module))
         norms = causal_lm.norms_of(module, layers)
         return {
-            "attention": causal_lm.joined(
-                causal_lm.attention_function(layer.self_attn) for layer in layers
-            ),
+            **causal_lm.shared_implementations(module, layers),
             "norm": causal_lm.joined(causal_lm.path_of(norm.forward) for norm in norms),
-            "mlp": causal_lm.joined(causal_lm.path_of(layer.mlp.forward) for layer in layers),
-            "loss": causal_lm.path_of(token_loss_sum),
         }

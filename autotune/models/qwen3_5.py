@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from autotune.models import causal_lm, qwen3_5_shape
+from autotune.models import causal_lm, mixing, qwen3_5_shape
 from autotune.models.checkpoint import ParameterShape
+from autotune.models.kernels import convolution, linear_attention, rebinding, table
+from autotune.models.kernels.choice import is_importable
 from autotune.models.starts import Start
 
 if TYPE_CHECKING:
     import torch
+
+    from autotune.models.family import Batch
+
+_MIXING_KNOBS: Final = ("attention", "linear_attention", "convolution")
+"""Of the layer types by which tokens of a row reach each other."""
 
 
 class Qwen35Family(causal_lm.CausalLmFamily):
@@ -27,9 +33,9 @@ class Qwen35Family(causal_lm.CausalLmFamily):
         "Qwen3_5RMSNorm.weight": "zeros",
     }
 
-    imports_kernels = importlib.util.find_spec("fla") is not None
-    """Whether the library's file imports flash-linear-attention, which may touch the device: then
-    each rank imports it by itself, and no fork server does."""
+    imports_kernels = any(map(is_importable, ("fla", "causal_conv1d")))
+    """Whether the library's file imports packages that may touch the device: then each rank
+    imports it by itself, and no fork server does."""
 
     def complete(self, config: Mapping[str, Any], where: str) -> dict[str, Any]:
         return qwen3_5_shape.complete(config, where)
@@ -42,51 +48,60 @@ class Qwen35Family(causal_lm.CausalLmFamily):
     ) -> float:
         return qwen3_5_shape.flops_per_token(config, lengths, adapters)
 
-    def packing_refusal(self, config: Mapping[str, Any]) -> str | None:
-        """Position ids separate samples in attention only; the recurrent state runs through.
+    def packing_refusal(self, config: Mapping[str, Any], kernels: Mapping[str, str]) -> str | None:
+        """Position ids separate samples in attention only.
 
-        ``transformers/integrations/hub_kernels.py``: torch's own functions cannot take sequence
-        boundaries, and none are passed to a package's kernels.
+        Gated delta nets and their convolution need kernels that take boundaries.
         """
         if "linear_attention" not in config["layer_types"]:
+            return super().packing_refusal(config, kernels)
+        reasons = (table.lets_samples_mix(knob, kernels) for knob in _MIXING_KNOBS)
+        found = [reason for reason in reasons if reason is not None]
+        if not found:
             return None
-        return (
-            "linear attention and its convolution would carry one sample's state into the next: "
-            "no sequence boundaries are passed to them"
-        )
+        return f"a hybrid model needs kernels that take sequence boundaries, and {'; '.join(found)}"
+
+    def inputs(self, batch: Batch) -> dict[str, Any]:
+        """As in every family, and what the convolution's package wants of a packed row."""
+        ends = batch.boundaries
+        packed = {} if ends is None else {"seq_idx": ends.seq_idx}
+        return {**super().inputs(batch), **packed}
+
+    def mixing_kinds(self, module: torch.nn.Module) -> Sequence[str]:
+        kinds = super().mixing_kinds(module)
+        return [convolution.KIND, *kinds] if linear_attention.KIND in kinds else kinds
+
+    @contextlib.contextmanager
+    def watching_mixers(self, module: torch.nn.Module, seen: mixing.Seen) -> Iterator[None]:
+        """As in every family, and the convolution inside each gated delta net."""
+        mixers = self.mixers(module)
+        linear = [n for n, (kind, _) in enumerate(mixers) if kind == linear_attention.KIND]
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(super().watching_mixers(module, seen))
+            for file in {causal_lm.modeling_of(mixers[n][1]) for n in linear}:
+                stack.enter_context(
+                    mixing.watching_calls(file, convolution.NAME, convolution.KIND, linear, seen)
+                )
+            yield
 
     def implementations(self, module: torch.nn.Module) -> dict[str, str]:
-        from autotune.models.loss import token_loss_sum
-
         layers: list[Any] = list(self.layers(module))
         linear = [layer.linear_attn for layer in layers if hasattr(layer, "linear_attn")]
-        full = [layer.self_attn for layer in layers if hasattr(layer, "self_attn")]
         norms = [*causal_lm.norms_of(module, layers), *(mixer.norm for mixer in linear)]
         bound = {
-            "attention": causal_lm.joined(map(causal_lm.attention_function, full)),
-            "linear attention": causal_lm.joined(
-                _kernel(mixer, "torch_chunk_gated_delta_rule") for mixer in linear
+            **causal_lm.shared_implementations(module, layers),
+            linear_attention.KIND: causal_lm.joined(
+                _kernel(mixer, linear_attention.NAME) for mixer in linear
             ),
-            "convolution": causal_lm.joined(_kernel(mixer, "causal_conv1d_fn") for mixer in linear),
+            convolution.KIND: causal_lm.joined(
+                _kernel(mixer, convolution.NAME) for mixer in linear
+            ),
             "norm": causal_lm.joined(causal_lm.path_of(norm.forward) for norm in norms),
-            "mlp": causal_lm.joined(causal_lm.path_of(layer.mlp.forward) for layer in layers),
-            "loss": causal_lm.path_of(token_loss_sum),
         }
         return {kind: path for kind, path in bound.items() if path}
 
 
 def _kernel(mixer: torch.nn.Module, name: str) -> str:
-    """The function behind ``name`` in the layer's own file.
-
-    The library decides at import whether a package's kernel takes the place of the torch
-    function, and the wrapper keeps the torch function's name either way: the truth is the
-    ``implementation`` that it closed over (``use_kernel_func_from_hub_with_fallback``).
-    """
-    wrapper: Callable[..., Any] = getattr(causal_lm.modeling_of(mixer), name)
-    function = wrapper
-    while "implementation" not in inspect.getclosurevars(function).nonlocals:
-        inner = getattr(function, "__wrapped__", None)
-        if inner is None:
-            return causal_lm.path_of(wrapper)
-        function = inner
-    return causal_lm.path_of(inspect.getclosurevars(function).nonlocals["implementation"])
+    """The function that a call of ``name`` in the layer's own file ends in."""
+    file = causal_lm.modeling_of(mixer)
+    return causal_lm.path_of(rebinding.implementation(getattr(file, name)))

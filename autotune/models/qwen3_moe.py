@@ -36,22 +36,22 @@ class Qwen3MoeFamily(causal_lm.CausalLmFamily):
     ) -> float:
         return qwen3_moe_shape.flops_per_token(config, lengths, adapters)
 
-    def implementations(self, module: torch.nn.Module) -> dict[str, str]:
-        from autotune.models.loss import token_loss_sum
+    def one_of_each(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        layers = range(config["num_hidden_layers"])
+        dense = [] if all(qwen3_moe_shape.is_sparse(config, i) for i in layers) else [0]
+        count = 1 + len(dense)
+        kinds = {"decoder_sparse_step": 1, "mlp_only_layers": dense, "num_hidden_layers": count}
+        return {**config, **kinds}
 
+    def implementations(self, module: torch.nn.Module) -> dict[str, str]:
         layers: list[Any] = list(self.layers(module))
         sparse = [layer.mlp for layer in layers if hasattr(layer.mlp, "experts")]
-        dense = [layer.mlp for layer in layers if not hasattr(layer.mlp, "experts")]
         norms = causal_lm.norms_of(module, layers)
         bound = {
-            "attention": causal_lm.joined(
-                causal_lm.attention_function(layer.self_attn) for layer in layers
-            ),
+            **causal_lm.shared_implementations(module, layers),
             "norm": causal_lm.joined(causal_lm.path_of(norm.forward) for norm in norms),
             "experts": causal_lm.joined(_experts_function(block.experts) for block in sparse),
             "router": causal_lm.joined(causal_lm.path_of(block.gate.forward) for block in sparse),
-            "mlp": causal_lm.joined(causal_lm.path_of(mlp.forward) for mlp in dense),
-            "loss": causal_lm.path_of(token_loss_sum),
         }
         return {kind: path for kind, path in bound.items() if path}
 
@@ -64,6 +64,8 @@ def _experts_function(experts: Any) -> str:
     """
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+    if "forward" in vars(experts):
+        return causal_lm.path_of(experts.forward)  # patched on the module itself
     own = getattr(type(experts).forward, "__wrapped__", type(experts).forward)
     name = experts.config._experts_implementation
     return causal_lm.path_of(ALL_EXPERTS_FUNCTIONS.get_interface(name, own))

@@ -51,7 +51,7 @@ class CompareRequest:
     storage: str | None = None
     rounds: int = ROUNDS
     make_launcher: MakeLauncher | None = None
-    """Where trials run; ``None``: this machine."""
+    """Makes a launcher in place of the study's own."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,15 +108,15 @@ def run_compare(
         with contextlib.closing(store):
             projection = Projection(store, prepared.folder.name, prepared.space, events)
             projection.check()
-            with open_study(search, prepared, store, projection, events, signals) as study:
-                _check_context(study.recorder.contents(), prepared)
-                projection.open(study.recorder.contents(), anew=False)
-                try:
+            try:
+                with open_study(search, prepared, store, projection, events, signals) as study:
+                    _check_context(study.recorder.contents(), prepared)
+                    projection.open(study.recorder.contents(), anew=False)
                     return _compare(request, study, events)
-                except (InterruptedSearch, KeyboardInterrupt):
-                    raise InterruptedSearch(
-                        "the comparison was interrupted", hint="the same command goes on"
-                    ) from None
+            except (InterruptedSearch, KeyboardInterrupt):
+                raise InterruptedSearch(
+                    "the comparison was interrupted", hint="the same command goes on"
+                ) from None
 
 
 def _search_request(request: CompareRequest) -> SearchRequest:
@@ -128,6 +128,7 @@ def _search_request(request: CompareRequest) -> SearchRequest:
         runs=request.runs,
         storage=request.storage,
         anchors=False,
+        launcher=request.study.launcher,
         make_launcher=request.make_launcher,
     )
 

@@ -29,6 +29,8 @@ class Device:
     memory_bytes: int
     uuid: str = ""
     """``GPU-…``, by which ``CUDA_VISIBLE_DEVICES`` may name it."""
+    capability: tuple[int, int] | None = None
+    """Compute capability, where the driver says it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,8 @@ class Devices:
     found: tuple[Device, ...]
     note: str = ""
     """Why GPUs that are there are not used; empty when there is nothing to say."""
+    host_memory_bytes: int | None = None
+    """Of the machine with these devices; ``None``: of this one."""
 
 
 def find_topology(devices: Devices, processes: int | None) -> Topology:
@@ -75,7 +79,10 @@ def visible_devices(environment: Mapping[str, str] | None = None) -> Devices:
     """Return the GPUs that a rank started now would see."""
     environment = os.environ if environment is None else environment
     all_devices = tuple(
-        Device(name=gpu.name, memory_bytes=gpu.total_bytes, uuid=gpu.uuid) for gpu in nvml.gpus()
+        Device(
+            name=gpu.name, memory_bytes=gpu.total_bytes, uuid=gpu.uuid, capability=gpu.capability
+        )
+        for gpu in nvml.gpus()
     )
     if not all_devices:
         return Devices(found=())

@@ -27,6 +27,7 @@ from autotune.search import doctor_machine
 from autotune.search.checks import Check, State
 from autotune.search.devices import Devices, visible_devices
 from autotune.search.doctor_probe import MARK
+from autotune.search.kernels import kernel_table
 from autotune.search.packages import known_bad, public_version
 
 PROBE_LIMIT_S: Final = 180.0
@@ -72,7 +73,8 @@ def examine(runs: Path) -> tuple[Check, ...]:
         findings = probe(tuple(installed), devices)
     checks = [_versions(), _packages(), _devices(devices, findings.get("torch"))]
     checks += _backends(findings)
-    checks += [*_kernels(installed, findings, devices), *_families(findings)]
+    checks += [*_kernels(installed, findings, devices), *kernel_table(devices)]
+    checks += _families(findings)
     checks += [_fla(installed, findings)] if "fla" in installed else []
     checks += doctor_machine.checks(runs, devices)
     return tuple(checks)

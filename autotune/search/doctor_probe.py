@@ -93,7 +93,8 @@ def look_at_family(name: str, preset: str) -> dict[str, Any]:
     from autotune.models.resolve import resolve_model
 
     family = family_of(name)
-    module = family.build(resolve_model(preset, load_weights=False), dtype=torch.float32)
+    model = resolve_model(preset, load_weights=False)
+    module = family.build(model, dtype=torch.float32, kernels={})
     bound = family.implementations(module)
     print("\n" + MARK + json.dumps({"subject": f"bound {name}", "bound": bound}), flush=True)
     return {"bound": bound, "gradient": _gradient(family, module)}
@@ -104,9 +105,10 @@ class _Inputs:
 
     attention_mask = None
     position_ids = None
+    boundaries = None
 
     def __init__(self, ids: Any) -> None:
-        self.input_ids = ids
+        self.input_ids = self.labels = ids
 
 
 def _gradient(family: Any, module: Any) -> bool:
@@ -122,8 +124,7 @@ def _gradient(family: Any, module: Any) -> bool:
             parameter.normal_(0.0, 0.02, generator=generator)
     rebuild_buffers(module)
     ids = torch.arange(16, device=device).reshape(1, 16)
-    logits = family.logits(module, _Inputs(ids))
-    loss = torch.nn.functional.cross_entropy(logits[0].float(), ids[0])
+    loss = family.loss_sum(module, _Inputs(ids))
     torch.autograd.backward(loss)
     norms = [p.grad.norm() for p in module.parameters() if p.grad is not None]
     total = torch.stack(norms).norm() if norms else torch.zeros(())

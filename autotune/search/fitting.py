@@ -167,4 +167,5 @@ def _rooms(topology: Topology, devices: Devices) -> list[float]:
     """Bytes for each process: of its device, or its part of the host's memory."""
     if topology.device == "cuda":
         return [float(one.memory_bytes) for one in devices.found[: topology.processes]]
-    return [hostmemory.total_bytes() / topology.processes] * topology.processes
+    total = devices.host_memory_bytes or hostmemory.total_bytes()
+    return [total / topology.processes] * topology.processes

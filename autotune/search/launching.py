@@ -11,9 +11,10 @@ from typing import Any, Final
 from autotune.contract import hostmemory
 from autotune.contract.failures import POLICIES, Phase
 from autotune.contract.folder import AttemptFolder
+from autotune.contract.kernels import KernelCheck
 from autotune.contract.outcome import Failure, Outcome
 from autotune.contract.plan import Plan, Purpose, Racing, Reference
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, EnvironmentFault, RecordError
 from autotune.knobs.words import changed_settings
 from autotune.launchers.base import JobStatus, Launcher
 from autotune.search.causes import shortened
@@ -168,9 +169,31 @@ class Runner:
         )
         return outcome
 
-    def _submit_and_judge(self, folder: AttemptFolder, plan: Plan) -> Outcome:
-        foreign = self._foreign(())
+    def check_kernel(self, folder: AttemptFolder, plan: Plan) -> KernelCheck | Failure:
+        """Launch a comparison of a kernel with its reference; it is no trial and leaves no record.
+
+        Raises:
+            KeyboardInterrupt: The user asked to stop.
+            EnvironmentFault: The launcher could not run it.
+        """
+        self.start()
+        folder.write_plan(plan)
         kills = hostmemory.oom_kills()
+        status = self._ended(folder, plan)
+        if self._interrupts.requested:
+            raise KeyboardInterrupt
+        with contextlib.suppress(RecordError):
+            record = folder.read_rank(0)
+            if record is not None and record.kernel is not None:
+                return record.kernel
+        outcome = judge(plan, folder, status, oom_kills=hostmemory.oom_kills() - kills)
+        assert outcome.failure is not None, "only a check that ended well leaves a record of it"
+        if outcome.failure.kind == "infra":
+            raise EnvironmentFault(f"a kernel could not be checked: {outcome.failure.reason}")
+        return outcome.failure
+
+    def _ended(self, folder: AttemptFolder, plan: Plan) -> JobStatus:
+        """Submit, wait for the end, and pass on what the launcher has to say."""
         job = self._launcher.submit(folder, plan)
         try:
             status = self._watch(job)
@@ -179,6 +202,12 @@ class Runner:
             raise
         for note in status.notes:
             self._events(Message(text=note, level="warning"))
+        return status
+
+    def _submit_and_judge(self, folder: AttemptFolder, plan: Plan) -> Outcome:
+        foreign = self._foreign(())
+        kills = hostmemory.oom_kills()
+        status = self._ended(folder, plan)
         outcome = judge(
             plan,
             folder,

@@ -25,6 +25,9 @@ from autotune.contract.plan import (
 )
 from autotune.data.schedule import make_schedule
 from autotune.errors import InputError
+from autotune.knobs import environment
+from autotune.models.family import family_of
+from autotune.models.kernels import table as kernels
 from autotune.space.model import Config
 from autotune.space.search_space import SearchSpace
 
@@ -108,6 +111,11 @@ def deadlines(max_trial_time_s: float) -> Deadlines:
     )
 
 
+def _contradicting_variables(config: Config) -> Refusal | None:
+    found = environment.contradiction(config.values)
+    return None if found is None else Refusal(about=found[0], reason=found[1])
+
+
 @dataclasses.dataclass(kw_only=True)
 class Planner:
     """Makes the plans of one study. Schedules are kept: many configurations share a cut."""
@@ -145,6 +153,7 @@ class Planner:
         rules = measuring(self.topology)
         if whole_window:
             rules = dataclasses.replace(rules, interval_share=0.0)
+        variables, unset = environment.variables(config.values)
         return Plan(
             study=self.study,
             number=number,
@@ -153,16 +162,29 @@ class Planner:
             key=config.key,
             backend=config.backend,
             config=dict(config.values),
-            verify=self._verify(config),
+            verify=self.verified(config),
             unverified=dict(self.space.unverified),
             workload=self.workload,
             schedule=schedule,
             topology=self.topology,
             measuring=dataclasses.replace(rules, racing=racing),
-            numerics=numerics(self.workload.precision, reference),
+            numerics=numerics(self.workload.precision, self._comparable(config, reference)),
             deadlines=self._deadlines(),
             memory_margin_share=self.space.search.memory_margin_share,
+            environment=variables,
+            unset=unset,
         )
+
+    def _comparable(self, config: Config, reference: Reference) -> Reference:
+        """The baseline's kernels of the layer types for which ``config`` asks for the same.
+
+        Where it asks for others, they are read back as the knobs that they are.
+        """
+        baseline = self.space.baseline_config().values
+        other = kernels.kinds_of(config.values, baseline)
+        bound = reference.implementations
+        kept = {kind: path for kind, path in bound.items() if kind not in other}
+        return dataclasses.replace(reference, implementations=kept)
 
     def _deadlines(self) -> Deadlines:
         made = deadlines(self.space.search.max_trial_time_s)
@@ -185,9 +207,22 @@ class Planner:
         if isinstance(schedule, str):
             return Refusal(about="workload.global_batch", reason=schedule)
         assert schedule is not None
-        return self._too_long(schedule) or backend_of(config.backend).validate(
-            config.values, self.workload, self.topology
+        return (
+            self._too_long(schedule)
+            or _contradicting_variables(config)
+            or self._mixed(config)
+            or backend_of(config.backend).validate(config.values, self.workload, self.topology)
         )
+
+    def _mixed(self, config: Config) -> Refusal | None:
+        """Packed samples that would see each other through one of the chosen kernels."""
+        assert isinstance(self.workload, Workload)
+        if config.values["workload.batching"] != "packed":
+            return None
+        model = self.workload.model
+        chosen = kernels.chosen(config.values)
+        reason = family_of(model.family).packing_refusal(model.config, chosen)
+        return None if reason is None else Refusal(about="workload.batching", reason=reason)
 
     def _too_long(self, schedule: Schedule) -> Refusal | None:
         """A row of the cut that is longer than the positions that the model was made for."""
@@ -227,7 +262,7 @@ class Planner:
                 self._schedules[cut] = str(error)
         return self._schedules[cut]
 
-    def _verify(self, config: Config) -> tuple[str, ...]:
+    def verified(self, config: Config) -> tuple[str, ...]:
         """All that the user tunes or sets and that is live in ``config``."""
         named = {param.knob for param in self.space.params}
         named |= set(self.space.fixed) | set(self.space.baseline)

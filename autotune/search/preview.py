@@ -42,7 +42,7 @@ def preview(prepared: Prepared) -> dict[str, Any]:
         "backends": list(space.backends),
         "topology": {"processes": topology.processes, "device": topology.device},
         "devices": [one.name for one in prepared.devices.found[: topology.processes]],
-        "launcher": "local",
+        "launcher": prepared.where.launcher,
         "environment": prepared.environment,
         "memory_bytes": _memory_bytes(prepared),
         "params": {param.name: domain_words(param.domain) for param in space.params},

@@ -52,7 +52,12 @@ def run_search(
                 "interrupted before anything was started", hint=_resume_hint(request)
             ) from None
         with contextlib.closing(store):
-            return _search(request, prepared, store, events, signals, staging.cleanup)
+            try:
+                return _search(request, prepared, store, events, signals, staging.cleanup)
+            except KeyboardInterrupt:
+                raise InterruptedSearch(
+                    "interrupted before the first trial", hint=_resume_hint(request)
+                ) from None
 
 
 def dry_run(request: SearchRequest) -> Prepared:

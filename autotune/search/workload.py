@@ -44,7 +44,7 @@ def make_workload(space: SearchSpace, *, data_folder: Path) -> Workload:
     """
     spec = space.training
     with space.place("workload.model").blamed():
-        model = resolve_model(spec.model, load_weights=spec.load_weights)
+        model = _model(space, spec)
     with space.place(f"workload.finetune.{spec.finetune}.targets").blamed():
         adapters = _adapters(spec, model)
     with space.place("workload.data").blamed():
@@ -98,6 +98,21 @@ def _adapters(spec: WorkloadSpec, model: Model) -> Lora | None:
         return None
     family, stated = family_of(model.family), dataclasses.asdict(spec.lora)
     return lora.resolve(family, model.config, **stated)
+
+
+def _model(space: SearchSpace, spec: WorkloadSpec) -> Model:
+    """The model, under the name that the file has for it. A folder may lie beside the file."""
+    beside = Path(space.file).absolute().parent / spec.model
+    name = str(beside) if spec.model.strip() and _is_model(beside) else spec.model
+    model = resolve_model(name, load_weights=spec.load_weights)
+    return dataclasses.replace(model, name=spec.model)
+
+
+def _is_model(folder: Path) -> bool:
+    try:
+        return (folder / "config.json").is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _samples(spec: WorkloadSpec, model: Model, data_folder: Path) -> Samples:

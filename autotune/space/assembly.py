@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Final
 
+from autotune.knobs import environment
 from autotune.knobs.knob import Knob
 from autotune.space import commands, conditions, keys, reading, sections
 from autotune.space.canonical import facts, label, siblings
@@ -65,6 +66,12 @@ def assemble(
         )
         live = commands.reached(workload, catalogue)
         knobs = {full: knob for full, knob in knobs.items() if full in live}
+    named = set(dict(reader.places_of_knobs()))
+    knobs = {
+        full: knob
+        for full, knob in knobs.items()
+        if knob.owner != environment.OWNER or full in named
+    }
     space = SearchSpace(
         file=file,
         text=text,

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any, Final
 from autotune.contract.plan import Topology
 from autotune.space import domains
 from autotune.space.canonical import domain_words, label
-from autotune.space.model import Choices, Domain, Dropped, FloatRange, IntRange, Param
+from autotune.space.model import (
+    Choices,
+    Domain,
+    Dropped,
+    FloatRange,
+    IntRange,
+    Limits,
+    Param,
+)
 
 if TYPE_CHECKING:
     from autotune.space.place import Place
@@ -27,11 +35,17 @@ _NO_LIMIT: Final = (
     "it is cut by max_tokens, the length of its rows, and nothing here sets or tunes that"
 )
 _RESHARD: Final = "fsdp2.reshard_after_forward"
+_DIVIDING: Final = (
+    "fsdp2.replicate",
+    "zero3.zero_hpz_partition_size",
+    "deepspeed.zero_hpz_partition_size",
+)
+"""Knobs whose value must divide the processes."""
 
 
-def bind(space: SearchSpace, topology: Topology, packing_refusal: str | None) -> SearchSpace:
+def bind(space: SearchSpace, topology: Topology, limits: Limits) -> SearchSpace:
     """See :meth:`autotune.space.search_space.SearchSpace.on`."""
-    space = dataclasses.replace(space, packing_refusal=packing_refusal)
+    space = dataclasses.replace(space, limits=limits)
     params: list[Param] = []
     dropped: list[Dropped] = []
     for param in space.declared:
@@ -48,7 +62,7 @@ def bind(space: SearchSpace, topology: Topology, packing_refusal: str | None) ->
         params.append(dataclasses.replace(param, domain=domain))
     for section, given in (("fixed", space.fixed), ("baseline", space.baseline)):
         for name, value in given.items():
-            _refuse(space, topology, name, value, space.places[f"{section}.{name}"])
+            _refuse(space, topology, name, value, space.place(f"{section}.{name}"))
     _check_default_cut(space, topology)
     kept = [item for item in space.dropped if item.topology is None]
     return dataclasses.replace(
@@ -122,10 +136,12 @@ def impossible(space: SearchSpace, topology: Topology, name: str, value: Any) ->
     for refused, reason in space.knobs[name].refused:
         if type(refused) is type(value) and refused == value:
             return reason
+    if name in space.limits.values and value in space.limits.values[name]:
+        return space.limits.values[name][value]
     if value is None or isinstance(value, bool):
         return None
     if name == _BATCHING and value == _PACKED:
-        return space.packing_refusal or (None if _has_limit(space) else _NO_LIMIT)
+        return space.limits.packing or (None if _has_limit(space) else _NO_LIMIT)
     if name == _ROWS:
         batch, processes = space.workload.global_batch, topology.processes
         if batch % (value * processes) != 0:
@@ -141,6 +157,8 @@ def impossible(space: SearchSpace, topology: Topology, name: str, value: Any) ->
         )
     if name == _RESHARD:
         return _refused_group(value, topology.processes)
+    if name in _DIVIDING and topology.processes % value != 0:
+        return _not_dividing(topology.processes)
     return None
 
 
@@ -153,9 +171,11 @@ def _refused_group(value: int, processes: int) -> str | None:
     """As ``torch/distributed/fsdp/_fully_shard/_fsdp_init.py``, which wants a true divisor."""
     if value == processes:
         return f"on {processes} {_processes(processes)} it is the same as true"
-    if processes % value != 0:
-        return f"it does not divide the {processes} {_processes(processes)}"
-    return None
+    return _not_dividing(processes) if processes % value != 0 else None
+
+
+def _not_dividing(processes: int) -> str:
+    return f"it does not divide the {processes} {_processes(processes)}"
 
 
 def _processes(number: int) -> str:
@@ -169,7 +189,12 @@ def _restrict(
     domain = param.domain
     if isinstance(domain, Choices):
         return _restrict_choices(space, topology, param, domain)
-    if isinstance(domain, FloatRange) or param.knob not in (_ROWS, _TOKENS, _RESHARD):
+    if isinstance(domain, FloatRange) or param.knob not in (
+        _ROWS,
+        _TOKENS,
+        _RESHARD,
+        *_DIVIDING,
+    ):
         return domain, []
     if param.knob == _TOKENS:
         return _raise_low(space, topology, param, domain)
@@ -245,7 +270,7 @@ def _hint(space: SearchSpace, topology: Topology, name: str) -> str | None:
             )
         return f"micro_batch must divide {share}, the samples of each process"
     if name == _BATCHING:
-        return "use padded or sorted" if space.packing_refusal else "tune or set max_tokens"
+        return "use padded or sorted" if space.limits.packing else "tune or set max_tokens"
     if name == _TOKENS:
         return f"max_tokens must be at least {space.training.data.max_length}"
     return None

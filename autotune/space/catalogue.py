@@ -7,7 +7,7 @@ from typing import Final
 
 from autotune import registry
 from autotune.contract import command
-from autotune.knobs import environment, reasons, workload
+from autotune.knobs import environment, kernels, reasons, workload
 from autotune.knobs.knob import Knob
 from autotune.space import reading
 from autotune.space.place import Place
@@ -21,7 +21,7 @@ def backend_knobs(backend: str) -> tuple[Knob, ...]:
 
 
 class Catalogue:
-    """Knobs of the chosen backends, the workload and the environment, by full and bare name.
+    """Knobs of the chosen backends, workload, kernels and environment, by full and bare name.
 
     Args:
         backends: As the file names them.
@@ -36,6 +36,7 @@ class Catalogue:
             self._add(backend_knobs(backend))
         if own is None:
             self._add(workload.KNOBS)
+            self._add(kernels.KNOBS)
         else:
             self._add(knob for knob in workload.KNOBS if knob.name in workload.OF_COMMANDS)
             self._add(own)
@@ -86,7 +87,7 @@ class Catalogue:
 
     def _unknown(self, name: str, place: Place) -> Exception:
         owner, _, bare = name.rpartition(".")
-        if owner == "env" or bare in environment.FORBIDDEN:
+        if owner == environment.OWNER or bare in (*environment.FORBIDDEN, *environment.REFUSED):
             return self._environment(bare, place)
         if bare in workload.WORK and owner in ("", "workload"):
             return place.error(
@@ -124,14 +125,18 @@ class Catalogue:
         return place.error(f"unknown knob {reading.shown(name)}", hint=hint)
 
     def _environment(self, name: str, place: Place) -> Exception:
+        inherited = "set it in the environment that starts autotune; every rank inherits it"
         if name in environment.FORBIDDEN:
             return place.error(
-                f"{name} is a setting of the site and is never changed nor tuned",
-                hint="set it in the environment that starts autotune; every rank inherits it",
+                f"{name} is a setting of the site and is never changed nor tuned", hint=inherited
             )
+        if name in environment.REFUSED:
+            return place.error(f"env.{name} cannot be a knob: {environment.REFUSED[name]}")
+        close = reading.nearest(name, [knob.name for knob in environment.KNOBS])
+        known = ", ".join(f"env.{knob.name}" for knob in environment.KNOBS)
         return place.error(
-            f"env.{name} cannot be a knob: no environment variable is one in this version",
-            hint="set it in the environment that starts autotune; every rank inherits it",
+            f"env.{name} is no knob (known: {known})",
+            hint=f"did you mean env.{close}?" if close else inherited,
         )
 
     def _others_with(self, name: str) -> list[str]:

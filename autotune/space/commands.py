@@ -19,6 +19,7 @@ from autotune.contract.command import (
     placeholders,
     renamed,
 )
+from autotune.knobs import environment
 from autotune.knobs.knob import Knob, KnobType
 from autotune.space import keys, reading, sections
 from autotune.space.catalogue import Catalogue
@@ -158,6 +159,8 @@ def reached(spec: CommandSpec, catalogue: Catalogue) -> frozenset[str]:
         backend = catalogue.backends[0]
         named |= {full for full, knob in catalogue.knobs.items() if knob.owner == backend}
         named.add("workload.micro_batch")
+    # The command's processes inherit what it is started with.
+    named |= {full for full, knob in catalogue.knobs.items() if knob.owner == environment.OWNER}
     return frozenset(named)
 
 

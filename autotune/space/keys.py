@@ -34,6 +34,8 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
         "micro_batch",
         "max_tokens",
         "activation_checkpointing",
+        "checkpoint_every",
+        "use_reentrant",
         "data",
         "optimizer",
         "precision",

@@ -8,6 +8,7 @@ their backend is chosen) to values; :meth:`SearchSpace.resolve` makes a :class:`
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Final
 
 from autotune.contract.plan import Finetune, Optimizer, Precision, Topology
@@ -157,6 +158,18 @@ class Dropped:
     reason: str
     topology: Topology | None = None
     """Where it cannot hold; ``None``: nowhere."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the workload's model and the machine allow."""
+
+    packing: str | None = None
+    """Why samples cannot be packed with any of the kernels; ``None`` where they can."""
+    values: Mapping[str, Mapping[Any, str]] = dataclasses.field(default_factory=dict)
+    """Full knob name to values that cannot hold, each with the reason."""
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What conditions of knobs may name of the model, such as ``attention_layers``."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import Any
 from autotune.contract import command
 from autotune.contract.plan import Topology
 from autotune.errors import InputError
+from autotune.knobs import environment, kernels
 from autotune.knobs.knob import Knob
 from autotune.space import binding, canonical, domains, meaning
 from autotune.space.model import (
@@ -18,6 +19,7 @@ from autotune.space.model import (
     Config,
     Constraint,
     Dropped,
+    Limits,
     Param,
     SearchSettings,
     WorkloadSpec,
@@ -27,7 +29,7 @@ from autotune.space.place import Place
 CUTS = ("workload.micro_batch", "workload.max_tokens")
 """The two ways to cut a global batch; a configuration has exactly one."""
 
-SHARED_OWNERS = ("workload", command.OWNER)
+SHARED_OWNERS = ("workload", kernels.OWNER, environment.OWNER, command.OWNER)
 """Owners whose knobs are live whatever the backend."""
 
 
@@ -72,8 +74,8 @@ class SearchSpace:
     resolved: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Full name to value of what ``fixed`` or ``baseline`` leave to ``auto``, once it is known."""
     topology: Topology | None = None
-    packing_refusal: str | None = None
-    """Why the workload's model cannot be packed, once bound; ``None``: it can, or is not known."""
+    limits: Limits = dataclasses.field(default_factory=Limits)
+    """What the workload's model and the machine allow, once bound."""
     places: dict[str, Place] = dataclasses.field(default_factory=dict, compare=False, repr=False)
     """Where the file says what: ``params.NAME``, ``fixed.FULL``, ``workload.global_batch``,
     ``constraint TEXT``, …; :meth:`place` reads it."""
@@ -109,18 +111,18 @@ class SearchSpace:
         stated = (f"{section}.{knob}" for section in ("fixed", "baseline"))
         return self.place(next((path for path in stated if path in self.places), "baseline"))
 
-    def on(self, topology: Topology, *, packing_refusal: str | None = None) -> SearchSpace:
+    def on(self, topology: Topology, limits: Limits | None = None) -> SearchSpace:
         """Return this space on a topology, without the choices that cannot hold there.
 
         Args:
             topology: Where the ranks run.
-            packing_refusal: Why the model cannot be packed; ``None`` where it can.
+            limits: What the model and the machine allow; nothing is known of them without.
 
         Raises:
             SpaceError: No choice of a parameter is left, or what is fixed, the baseline or the
                 global batch is impossible.
         """
-        return binding.bind(self, topology, packing_refusal)
+        return binding.bind(self, topology, limits or Limits())
 
     def without(self, backend: str, reason: str) -> SearchSpace:
         """Return this space without a backend that cannot run here, and say why.
@@ -144,6 +146,23 @@ class SearchSpace:
             SpaceError: None would be left.
         """
         return binding.drop_values(self, knob, reasons)
+
+    def without_param(self, knob: str, reason: str) -> SearchSpace:
+        """Return this space with a knob, by full name, tuned no more, and say why."""
+        gone = [param for param in self.params if param.knob == knob]
+        lost = [
+            Dropped(param=param.name, value=None, reason=reason, topology=self.topology)
+            for param in gone
+        ]
+        return dataclasses.replace(
+            self,
+            params=tuple(param for param in self.params if param.knob != knob),
+            dropped=(*self.dropped, *lost),
+        )
+
+    def with_baseline(self, values: Mapping[str, Any]) -> SearchSpace:
+        """Return this space with more values, by full knob name, in its baseline."""
+        return dataclasses.replace(self, baseline={**values, **self.baseline})
 
     @property
     def unresolved(self) -> tuple[str, ...]:
@@ -305,13 +324,22 @@ class SearchSpace:
 
     def _config(self, backend: str, values: dict[str, Any], *, prefer: Mapping[str, Any]) -> Config:
         values = {**values, **self._cut(prefer)}
-        facts = canonical.facts(self.workload)
+        facts = {**canonical.facts(self.workload), **self.limits.facts}
         if self.topology is not None:
             facts |= {"processes": self.topology.processes, "device": self.topology.device}
         values = canonical.with_defaults(values, self.knobs.values(), facts)
+        facts |= self._micro_steps(values)
         dead = canonical.dead_knobs(values, self.knobs.values(), facts)
-        key = canonical.config_key(backend, values, dead)
+        traceless = canonical.at_later_defaults(values, self.knobs.values(), facts)
+        key = canonical.config_key(backend, values, (*dead, *traceless))
         return Config(backend=backend, values=dict(sorted(values.items())), dead=dead, key=key)
+
+    def _micro_steps(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """An iteration's micro-steps as a fact for conditions, where rows say how many."""
+        rows = values.get("workload.micro_batch")
+        if self.topology is None or rows is None:
+            return {}
+        return {"micro_steps": self.workload.global_batch // (rows * self.topology.processes)}
 
     def _cut(self, tuned: Mapping[str, Any]) -> dict[str, Any]:
         """Return the cut knobs, exactly one of them with a value: the more deliberate one."""
@@ -327,4 +355,7 @@ class SearchSpace:
         known = {n: v for n, v in config.values.items() if n in self.knobs}
         if len(known) < len(config.values):
             return ""
+        # A knob that the record does not know had its default: there was nothing else then.
+        unknown = [name for name in self._kept(config.backend) if name not in known]
+        known |= {name: self.knobs[name].default for name in unknown}
         return self._config(config.backend, known, prefer=known).key

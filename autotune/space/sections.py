@@ -23,7 +23,14 @@ MAX_LENGTH: Final = 2**24
 MIN_EPS: Final = 1e-37
 """Below float32's smallest normal number it would count as 0."""
 DTYPES: Final = get_args(DType)
-WORKLOAD_KNOBS: Final = ("batching", "micro_batch", "max_tokens", "activation_checkpointing")
+WORKLOAD_KNOBS: Final = (
+    "batching",
+    "micro_batch",
+    "max_tokens",
+    "activation_checkpointing",
+    "checkpoint_every",
+    "use_reentrant",
+)
 """Knobs that ``workload:`` may state: as in ``baseline:``."""
 
 

@@ -12,22 +12,34 @@ from autotune.analysis import kernels
 from autotune.backends.base import Engine
 from autotune.contract.outcome import ReadBack, ReadBackLevel
 from autotune.contract.plan import Plan
+from autotune.knobs import environment
+from autotune.models.family import family_of
+from autotune.models.kernels import table
+from autotune.worker import allocator
 from autotune.worker.failures import NotInEffectError
 
 if TYPE_CHECKING:
     import torch
 
+    from autotune.data.packing import MicroBatch
     from autotune.data.stream import TokenStream
 
 
 def read_engine(plan: Plan, engine: Engine) -> dict[str, ReadBack]:
-    """Return the backend's knobs, the environment's, and checkpointing, as they are now."""
-    found = dict(engine.read_back())
-    found["workload.activation_checkpointing"] = (_checkpointing(engine.module), "live")
-    for name in plan.config:
+    """Return the backend's knobs, environment, kernels and checkpointing, as they are now."""
+    found = {**engine.read_back(), **_checkpointing(engine.module)}
+    family = family_of(plan.training.model.family)
+    for knob, choice in table.bound(family, engine.module).items():
+        if choice:  # empty: the model has no layer of this type
+            found[f"kernel.{knob}"] = (choice, "live")
+    for name, asked in plan.config.items():
         owner, _, variable = name.partition(".")
-        if owner == "env":
-            found[name] = (_typed(os.environ.get(variable), plan.config[name]), "live")
+        if owner != environment.OWNER:
+            continue
+        if variable == environment.ALLOCATOR:
+            found[name] = (allocator.settings(asked), "live")
+        else:
+            found[name] = (_typed(os.environ.get(variable), asked), "environment")
     return {
         name: ReadBack(requested=plan.config[name], actual=actual, level=level)
         for name, (actual, level) in found.items()
@@ -77,7 +89,7 @@ def read_schedule(plan: Plan, stream: TokenStream, rank: int) -> dict[str, ReadB
             if step.samples
         ]
     found: dict[str, Any] = {"workload.batching": _batching(plan)}
-    if plan.cut.batching == "packed" and not _positions_restart(plan, stream, rank):
+    if plan.cut.batching == "packed" and not _boundaries_are_told(plan, stream, rank):
         found["workload.batching"] = "padded"
     rows, limit = plan.config.get("workload.micro_batch"), plan.config.get("workload.max_tokens")
     if rows is not None:
@@ -135,6 +147,7 @@ _LEVELS: dict[ReadBackLevel, str] = {
     "parsed": "its parsed configuration",
     "effect": "seen by what it does",
     "schedule": "the micro-steps that ran",
+    "environment": "set in its process",
 }
 
 
@@ -149,13 +162,20 @@ def require_same_kernels(plan: Plan, bound: Mapping[str, str]) -> None:
         raise NotInEffectError(problem)
 
 
-def _checkpointing(module: torch.nn.Module) -> str:
+def _checkpointing(module: torch.nn.Module) -> dict[str, tuple[Any, ReadBackLevel]]:
     from autotune.models import checkpointing
 
     try:
-        return "full" if checkpointing.is_active(module) else "none"
-    except ValueError:
-        return "some layers"
+        seen = checkpointing.found(module)
+    except ValueError as error:
+        return {"workload.activation_checkpointing": (str(error), "live")}
+    found: dict[str, tuple[Any, ReadBackLevel]] = {
+        "workload.activation_checkpointing": (seen.mode, "live")
+    }
+    if seen.mode != "none":
+        found["workload.checkpoint_every"] = (seen.every, "live")
+        found["workload.use_reentrant"] = (seen.reentrant, "live")
+    return found
 
 
 def _batching(plan: Plan) -> str:
@@ -174,22 +194,35 @@ def _batching(plan: Plan) -> str:
     return plan.cut.batching
 
 
-def _positions_restart(plan: Plan, stream: TokenStream, rank: int) -> bool:
-    """Whether each packed row's position ids begin anew at each of its samples."""
+def _boundaries_are_told(plan: Plan, stream: TokenStream, rank: int) -> bool:
+    """Whether each packed row says where its samples begin and end, in every form."""
     lengths = plan.training.samples.lengths
     for index, batch in enumerate(plan.cut.batches):
         tensors = stream.micro_batches(index)
         for tensor, step in zip(tensors, batch.ranks[rank].micro_steps, strict=True):
-            if not step.samples:
-                continue
-            if tensor.position_ids is None or tensor.attention_mask is not None:
-                return False
-            ends = itertools.accumulate((lengths[sample] for sample in step.samples), initial=0)
-            starts = [end for end in ends if end < step.length]
-            zeros = (tensor.position_ids[0] == 0).nonzero().flatten().tolist()
-            if zeros != starts:
+            ends = [*itertools.accumulate(lengths[sample] for sample in step.samples)]
+            if not _told(tensor, ends, step.length):
                 return False
     return True
+
+
+def _told(tensor: MicroBatch, ends: list[int], length: int) -> bool:
+    """Whether segments end at ``ends`` and, with the padding after them, at ``length``."""
+    import torch
+
+    if tensor.boundaries is None or tensor.position_ids is None:
+        return False
+    told = list(dict.fromkeys(tensor.boundaries.cu_seq_lens.tolist()))
+    counted = torch.arange(length, device=tensor.position_ids.device)
+    numbers, positions = tensor.boundaries.seq_idx[0], tensor.position_ids[0]
+    changes = (numbers.diff() == 1).nonzero().flatten() + 1
+    return (
+        tensor.attention_mask is None
+        and told[: len(ends) + 1] == [0, *ends]
+        and told[-1] == length
+        and [0, *changes.tolist(), length] == told
+        and torch.equal(counted - torch.tensor(told, device=counted.device)[numbers], positions)
+    )
 
 
 def _typed(text: str | None, requested: Any) -> Any:

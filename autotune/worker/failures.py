@@ -10,6 +10,7 @@ from autotune.contract import errortexts
 from autotune.contract.failures import FailureKind, Phase
 from autotune.contract.outcome import RankError
 from autotune.errors import EnvironmentFault
+from autotune.models.kernels.choice import KernelNotBoundError, KernelRefusedError
 
 MAX_TEXT: Final = 20_000
 """Longest message or traceback that goes into a record (characters; the end is kept)."""
@@ -49,6 +50,10 @@ def kind_of(error: BaseException) -> FailureKind:
     """Return the failure kind of an exception that ended a rank."""
     if isinstance(error, TrialError):
         return error.kind
+    if isinstance(error, KernelNotBoundError):
+        return "not_in_effect"
+    if isinstance(error, KernelRefusedError):
+        return "incompatible"
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if isinstance(error, EnvironmentFault):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from autotune.models import lora
-from autotune.models.loss import token_loss_sum
+from autotune.models.kernels.compiled import is_compiled
 from autotune.worker.failures import NumericsError
 
 if TYPE_CHECKING:
@@ -50,12 +50,16 @@ class _Point:
     """Of each gradient, whether it is not all zero; on the device, so that nothing waits."""
 
     def watch(self, tensor: torch.Tensor | None) -> None:
-        if tensor is not None:
-            self.passed = True
-            tensor.register_hook(self._note)  # type: ignore[no-untyped-call]  # untyped in torch
+        if tensor is None:
+            return
+        self.passed = True
+        # A loss that is zero, of a row without labels, has no gradient to hand on.
+        counts = True if tensor.dim() else tensor.detach() != 0
 
-    def _note(self, gradient: torch.Tensor) -> None:
-        self.arrived.append(gradient.detach().any())
+        def note(gradient: torch.Tensor) -> None:
+            self.arrived.append(gradient.detach().any() & counts)
+
+        tensor.register_hook(note)  # type: ignore[no-untyped-call]  # untyped in torch
 
     @property
     def reached(self) -> bool:
@@ -67,7 +71,8 @@ class _Part:
     """A module of a layer type."""
 
     kind: str
-    layer: int
+    place: str
+    """`` of layer 3``, or nothing where there is only one."""
     output: _Point
     inner: list[_Point]
     """Its input and, of a token mixer, what its own parts return."""
@@ -92,32 +97,37 @@ class GradientWatch:
         """Hold the hooks while an iteration runs."""
         mixers = {id(module) for _, module in self._family.mixers(self._module)}
         handles: list[Any] = []
-        for number, layer in enumerate(self._family.layers(self._module)):
-            for kind, module in self._family.parts(layer):
-                children = dict(module.named_children()) if id(module) in mixers else {}
-                points = [_Point(what=name) for name in ("its input", *children)]
-                part = _Part(kind=kind, layer=number, output=_Point(what=kind), inner=points)
-                self._parts.append(part)
-                handles += _hook(part, module)
-                for point, child in zip(points[1:], children.values(), strict=True):
-                    handles.append(child.register_forward_hook(_looking_at(point)))
-        for name, matrix in lora.adapters(self._module).items():
-            self._adapters.append(_Point(what=name))
-            handles.append(matrix.register_forward_hook(_looking_at(self._adapters[-1])))
+        for place, kind, module in self._watched():
+            children = dict(module.named_children()) if id(module) in mixers else {}
+            points = [_Point(what=name) for name in ("its input", *children)]
+            part = _Part(kind=kind, place=place, output=_Point(what=kind), inner=points)
+            self._parts.append(part)
+            handles += _hook(part, module)
+            for point, child in zip(points[1:], children.values(), strict=True):
+                handles.append(child.register_forward_hook(_looking_at(point)))
+        # Hooks inside a compiled layer would be compiled anew.
+        if not any(map(is_compiled, self._family.layers(self._module))):
+            for name, matrix in lora.adapters(self._module).items():
+                self._adapters.append(_Point(what=name))
+                handles.append(matrix.register_forward_hook(_looking_at(self._adapters[-1])))
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
+    def _watched(self) -> Iterator[tuple[str, str, torch.nn.Module]]:
+        """Place, layer type and module of each part; the output head makes the loss."""
+        for number, layer in enumerate(self._family.layers(self._module)):
+            for kind, module in self._family.parts(layer):
+                yield f" of layer {number}", kind, module
+        yield "", "loss", self._family.embeddings(self._module)[1]
+
     def backward(self) -> dict[str, str]:
         """Layer type to the autograd functions of its backward; mere views are left out."""
         steps: dict[str, set[str]] = collections.defaultdict(set)
         for part in self._parts:
             steps[part.kind] |= part.steps
-        logits = torch.zeros(1, 1, 2, requires_grad=True)
-        loss = token_loss_sum(logits, torch.zeros(1, 1, dtype=torch.long))
-        steps["loss"] = _between(loss, logits, None)[0]
         return {kind: " + ".join(sorted(names)) for kind, names in steps.items() if names}
 
     def require_gradients(self) -> None:
@@ -129,7 +139,7 @@ class GradientWatch:
         """
         bound = self._family.implementations(self._module)
         for part in self._parts:
-            where = f"{part.kind} of layer {part.layer} ({bound.get(part.kind, 'unknown')})"
+            where = f"{part.kind}{part.place} ({bound.get(part.kind, 'unknown')})"
             if not part.led_back:
                 raise NumericsError(
                     f"{where} runs forward only: no gradient leads from its output to its input"
@@ -169,7 +179,7 @@ def _hook(part: _Part, module: torch.nn.Module) -> list[Any]:
         if result is None:
             part.led_back = False
             return
-        part.longest = max(part.longest, result.shape[-2])
+        part.longest = max(part.longest, (result if tensor is None else tensor).shape[-2])
         if tensor is None:
             # Adapters in the first layer: what is given to it comes from frozen weights.
             part.output.watch(result)

@@ -48,6 +48,7 @@ COMMON: Final = (
     "autotune.models.checkpoint",
     "autotune.models.checkpointing",
     "autotune.models.family",
+    "autotune.models.kernels.cross_entropy",
     "autotune.models.loss",
     "autotune.models.weights",
 )

@@ -10,6 +10,7 @@ import time
 from typing import Final
 
 from autotune.contract.folder import AttemptFolder
+from autotune.contract.kernels import KernelCheck
 from autotune.contract.outcome import RankError, RankMeasurement, RankRecord, RankStatus
 from autotune.errors import AutotuneError, EnvironmentFault
 from autotune.worker.heartbeat import Heartbeat
@@ -39,6 +40,7 @@ class RankRecorder:
         status: RankStatus,
         *,
         measurement: RankMeasurement | None = None,
+        kernel: KernelCheck | None = None,
         error: RankError | None = None,
     ) -> int:
         """Write the record and return the process's exit code."""
@@ -57,6 +59,7 @@ class RankRecorder:
                 phase_s=self._heart.finish(),
                 error=error,
                 measurement=measurement,
+                kernel=kernel,
             )
             try:
                 self._folder.write_rank(record)

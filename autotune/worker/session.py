@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from autotune.contract.failures import STEPPING
 from autotune.contract.folder import AttemptFolder
+from autotune.contract.kernels import KernelCheck
 from autotune.contract.outcome import PeakMemory, RankMeasurement, RankStatus, ReadBack
 from autotune.contract.plan import Plan
 from autotune.worker.failures import InterruptedTrialError, PlanMismatchError, rank_error
@@ -62,12 +63,23 @@ class _Session:
         try:
             plan = self._folder.read_plan()
             self._recorder.digest = plan.digest
+            if plan.purpose == "kernel":
+                return self._recorder.write("checked", kernel=self._kernel(plan))
             status, measurement, engine = self._trial(plan)
         except BaseException as error:  # whatever ends a rank is recorded
             return self._fail(error)
         code = self._recorder.write(status, measurement=measurement)
         _tear_down(engine)
         return code
+
+    def _kernel(self, plan: Plan) -> KernelCheck:
+        """Compare a kernel with its reference: one process, no iterations."""
+        self._heart.enter("init")
+        from autotune.worker import kernel_check
+
+        place = _prepare(plan, self._rank)
+        self._heart.enter("check")
+        return kernel_check.check(plan, place.device, self._heart.pulse)
 
     def terminate(self) -> None:
         """Record that the trial was stopped from outside, and end the process."""
@@ -107,7 +119,7 @@ class _Session:
         stream = TokenStream(plan.training, plan.cut, self._rank, vocabulary, place.device)
         stream.prepare()
         read_back = attestation.read_engine(plan, engine)
-        attestation.require_in_effect(plan, read_back, owners={plan.backend, "env"})
+        attestation.require_in_effect(plan, read_back, owners={plan.backend, "env", "kernel"})
         attestation.require_trainable(plan, engine.module)
         torch.manual_seed(plan.training.model.seed)
         meter_memory.reset()
@@ -190,12 +202,19 @@ def _prepare(plan: Plan, rank: int) -> _Place:
     """Bind the device, set threads and seeds."""
     import torch
 
-    local_rank = int(os.environ.setdefault("LOCAL_RANK", str(rank)))
+    from autotune.worker import allocator
+
     topology = plan.topology
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", topology.processes // topology.nodes))
+    # Ranks that a fork server made are told theirs; nodes hold ranks in order, and as many each.
+    per_node = topology.processes // topology.nodes
+    local_rank = int(os.environ.setdefault("LOCAL_RANK", str(rank % per_node)))
+    local = int(os.environ.setdefault("LOCAL_WORLD_SIZE", str(per_node)))
     os.environ.setdefault("RANK", str(rank))
     os.environ.setdefault("WORLD_SIZE", str(topology.processes))
+    for name in plan.unset:
+        os.environ.pop(name, None)
     os.environ.update(plan.environment)
+    allocator.apply(plan)
     notes: dict[str, Any] = {}
     if topology.device == "cuda":
         torch.cuda.set_device(local_rank)

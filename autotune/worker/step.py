@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 
 from autotune.backends.base import Engine
-from autotune.data.stream import MicroBatch, TokenStream
+from autotune.data.packing import MicroBatch
+from autotune.data.stream import TokenStream
 from autotune.models.family import ModelFamily
-from autotune.models.loss import token_loss_sum
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -79,8 +79,7 @@ class Stepper:
 
     def _micro_step(self, batch: MicroBatch, scale: float, *, last: bool) -> torch.Tensor:
         self._engine.before_forward(last=last)
-        logits = self._family.logits(self._engine.model, batch)
-        loss = token_loss_sum(logits, batch.labels) * scale
+        loss = self._family.loss_sum(self._engine.model, batch) * scale
         self._engine.backward(loss, last=last)
         self._moved()
         return loss.detach()

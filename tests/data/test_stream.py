@@ -8,8 +8,9 @@ import torch
 
 from autotune.contract.plan import Optimizer, Precision, Samples, Workload
 from autotune.data.lengths import draw_lengths
+from autotune.data.packing import IGNORED
 from autotune.data.schedule import make_schedule
-from autotune.data.stream import IGNORED, TokenStream
+from autotune.data.stream import TokenStream
 from autotune.data.tokens import synthetic_sample
 from autotune.errors import RecordError
 from autotune.models import loss
@@ -58,7 +59,7 @@ def streams(cut, workload=None) -> list[TokenStream]:
 @pytest.fixture(scope="module")
 def tiny():
     """The real qwen3-tiny with its start weights."""
-    module = family_of("qwen3").build(MODEL, dtype=torch.float32)
+    module = family_of("qwen3").build(MODEL, dtype=torch.float32, kernels={})
     source = WeightSource.of(MODEL, module)
     module.to_empty(device="cpu")
     module.tie_weights()
@@ -147,20 +148,60 @@ def test_labels_are_the_next_tokens():
 def test_a_packed_row_holds_whole_samples_with_positions_and_a_tail_of_its_own(tmp_path):
     """BUG-051: every per-token tensor covers the padding too, which is a segment of its own."""
     samples = write_tokens(tmp_path / "tokens.json", ENTRIES)
-    cut = {"batching": "packed", "micro_batch": None, "max_tokens": 10, "processes": 1}
-    (stream,) = streams(cut, workload_of(samples, global_batch=2))
+    cut = {"batching": "packed", "micro_batch": None, "max_tokens": 10, "processes": 2}
+    stream, other = streams(cut, workload_of(samples, global_batch=2))
     (batch,) = stream.micro_batches(0)
     none = IGNORED
     assert batch.input_ids.tolist() == [[5, 6, 7, 8, 9, 10, 11, 0, 0, 0]]
-    assert batch.position_ids is not None
     assert batch.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 2, 0, 1, 2]]
     assert batch.labels.tolist() == [[6, 7, 8, none, none, 11, none, none, none, none]]
     assert batch.attention_mask is None
+    assert batch.boundaries.seq_idx.tolist() == [[0, 0, 0, 0, 1, 1, 1, 2, 2, 2]]
+    assert batch.boundaries.cu_seq_lens.tolist() == [0, 4, 7, 10, 10, 10]
+    assert batch.boundaries.max_length == 4
+    assert {batch.boundaries.seq_idx.dtype, batch.boundaries.cu_seq_lens.dtype} == {torch.int32}
     assert stream.target_tokens(0) == 4
+    (filler,) = other.micro_batches(0)
+    assert filler.labels.unique().tolist() == [none]
+    assert filler.boundaries.cu_seq_lens.tolist() == [0, 4, 7, 10, 10, 10]
     worst = stream.worst_case()
-    assert worst.input_ids.shape == (1, 10)
-    assert worst.position_ids is not None
-    assert worst.position_ids.tolist() == [[0, 1, 2, 3, 4, 0, 1, 2, 3, 4]]
+    assert worst.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 2, 0, 1, 2]]
+    assert (worst.labels != none).sum() == 7
+
+
+@pytest.mark.parametrize("cut", [cut for cut in CUTS if cut["batching"] == "packed"])
+def test_all_packed_rows_of_a_trial_have_one_shape(cut):
+    """A kernel that compiles for a shape does so once, fillers and the memory probe included."""
+    rows = [
+        batch
+        for stream in streams(cut)
+        for batch in (*stream.micro_batches(0), *stream.micro_batches(1), stream.worst_case())
+    ]
+    shapes = {
+        (
+            tuple(row.input_ids.shape),
+            tuple(row.labels.shape),
+            tuple(row.position_ids.shape),
+            tuple(row.boundaries.seq_idx.shape),
+            tuple(row.boundaries.cu_seq_lens.shape),
+            row.boundaries.max_length,
+        )
+        for row in rows
+    }
+    assert len(shapes) == 1
+    for row in rows:
+        lengths = row.boundaries.cu_seq_lens.diff()
+        assert int(lengths.max()) <= row.boundaries.max_length == max(LENGTHS)
+        starts = row.boundaries.cu_seq_lens[row.boundaries.seq_idx[0].long()]
+        assert torch.equal(torch.arange(cut["max_tokens"]) - starts, row.position_ids[0])
+
+
+def test_a_row_of_one_whole_sample_is_probed_as_two():
+    """One sample alone would need no mask, and so less memory than two."""
+    samples = Samples(lengths=(64, 64), max_length=64, seed=0, source="x")
+    cut = {"batching": "packed", "micro_batch": None, "max_tokens": 64, "processes": 1}
+    (stream,) = streams(cut, workload_of(samples, global_batch=2))
+    assert stream.worst_case().boundaries.cu_seq_lens.tolist()[:3] == [0, 32, 64]
 
 
 def test_rows_without_padding_need_no_mask():

@@ -27,7 +27,7 @@ def workload(model: Model, adapters: Lora | None) -> Workload:
 
 def built(model: Model, adapters: Lora | None, dtype=torch.float32, trained=torch.float32):
     """The model on the meta device with its adapters."""
-    module = family_of(model.family).build(model, dtype=dtype)
+    module = family_of(model.family).build(model, dtype=dtype, kernels={})
     lora.attach(module, workload(model, adapters), trained=trained)
     return module
 

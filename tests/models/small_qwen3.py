@@ -28,9 +28,10 @@ class Inputs:
 
     attention_mask = None
     position_ids = None
+    boundaries = None
 
     def __init__(self, ids: torch.Tensor) -> None:
-        self.input_ids = ids
+        self.input_ids = self.labels = ids
 
 
 def small_model(*, seed: int = 0, **changes: object) -> Model:
@@ -44,9 +45,9 @@ def small_model(*, seed: int = 0, **changes: object) -> Model:
     )
 
 
-def materialised(model: Model) -> torch.nn.Module:
+def materialised(model: Model, **kernels: str) -> torch.nn.Module:
     """The model on the CPU in float32 with its start weights."""
-    module = FAMILY.build(model, dtype=torch.float32)
+    module = FAMILY.build(model, dtype=torch.float32, kernels=kernels)
     source = WeightSource.of(model, module)
     module.to_empty(device="cpu")
     module.tie_weights()

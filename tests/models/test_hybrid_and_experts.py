@@ -29,7 +29,7 @@ def model_of(base, **changes) -> Model:
 
 
 def materialised(model: Model) -> torch.nn.Module:
-    module = family_of(model.family).build(model, dtype=torch.float32)
+    module = family_of(model.family).build(model, dtype=torch.float32, kernels={})
     source = WeightSource.of(model, module)
     module.to_empty(device="cpu")
     module.tie_weights()
@@ -64,7 +64,7 @@ VARIANTS = {
 def test_formula_counts_what_the_library_builds_and_it_runs(base, changes):
     model = model_of(base, **changes)
     family = family_of(model.family)
-    meta = family.build(model, dtype=torch.float32)
+    meta = family.build(model, dtype=torch.float32, kernels={})
     assert {p.device.type for p in meta.parameters()} == {"meta"}
     assert sum(p.numel() for p in meta.parameters()) == model.num_parameters
     named = {one.names[0]: one.shape for one in family.parameters(model.config)}
@@ -129,7 +129,9 @@ def test_wrong_field_is_refused_before_any_trial(base, changes, message):
 
 def test_starts_are_the_librarys():
     model = model_of(HYBRID)
-    source = WeightSource.of(model, family_of("qwen3_5").build(model, dtype=torch.float32))
+    source = WeightSource.of(
+        model, family_of("qwen3_5").build(model, dtype=torch.float32, kernels={})
+    )
     mixer = "model.layers.0.linear_attn."
     assert torch.equal(source.tensor(mixer + "dt_bias", (4,), device="cpu"), torch.ones(4))
     assert torch.equal(source.tensor(mixer + "norm.weight", (32,), device="cpu"), torch.ones(32))
@@ -149,7 +151,7 @@ def test_rebuilt_buffers_equal_those_of_a_model_built_normally(base):
     from transformers import AutoModelForCausalLM
 
     model = model_of(base)
-    module = family_of(model.family).build(model, dtype=torch.float32)
+    module = family_of(model.family).build(model, dtype=torch.float32, kernels={})
     normal = dict(AutoModelForCausalLM.from_config(module.config).named_buffers())
     module.to_empty(device="cpu")
     rebuild_buffers(module)
@@ -198,26 +200,21 @@ def test_linear_attention_costs_the_same_at_every_length():
     assert qwen3_5_shape.flops_per_token(model.config, []) == 0.0
 
 
-def test_a_kernel_that_took_the_place_of_the_fallback_is_named():
+def test_a_kernel_that_took_the_place_of_the_fallback_is_named(monkeypatch):
     """BUG-052: the wrapper keeps the torch function's name; what it closed over is the truth."""
+    from transformers.integrations.hub_kernels import use_kernel_func_from_hub_with_fallback
     from transformers.models.qwen3_5 import modeling_qwen3_5 as modeling
 
     model = model_of(HYBRID)
     family = family_of("qwen3_5")
-    module = family.build(model, dtype=torch.float32)
-    wrapper = modeling.causal_conv1d_fn
-    while "implementation" not in wrapper.__code__.co_freevars:
-        wrapper = wrapper.__wrapped__
-    cell = wrapper.__closure__[wrapper.__code__.co_freevars.index("implementation")]
-    before = cell.cell_contents
-    cell.cell_contents = math.sqrt
-    try:
-        assert family.implementations(module)["convolution"] == "math.sqrt"
-    finally:
-        cell.cell_contents = before
-    assert family.implementations(module)["convolution"].endswith("causal_conv1d_fn")
+    module = family.build(model, dtype=torch.float32, kernels={})
+    assert family.implementations(module)["convolution"].endswith(".causal_conv1d_fn")
+    wrapper = use_kernel_func_from_hub_with_fallback("sqrt", "math")(modeling.causal_conv1d_fn)
+    assert wrapper.__name__ == "causal_conv1d_fn"
+    monkeypatch.setattr(modeling, "causal_conv1d_fn", wrapper)
+    assert family.implementations(module)["convolution"] == "math.sqrt"
 
 
 def test_the_balancing_loss_is_off():
-    module = family_of("qwen3_moe").build(model_of(MOE), dtype=torch.float32)
+    module = family_of("qwen3_moe").build(model_of(MOE), dtype=torch.float32, kernels={})
     assert module.config.output_router_logits is False

@@ -53,7 +53,7 @@ def test_a_name_that_is_no_linear_layer_is_refused():
 def test_a_model_has_as_many_linear_layers_as_the_library(name):
     model = resolve_model(name, load_weights=False)
     family = family_of(model.family)
-    module = family.build(model, dtype=torch.bfloat16)
+    module = family.build(model, dtype=torch.bfloat16, kernels={})
     library = {
         path: (layer.out_features, layer.in_features)
         for path, layer in module.named_modules()
@@ -73,7 +73,7 @@ def test_peft_adapts_the_same_layers(name, targets):
     if name == "qwen3_moe-tiny" and targets is None:
         chosen = TARGETS[name].split()  # peft's word takes the experts' tensors in too
     theirs = peft.get_peft_model(
-        family_of(model.family).build(model, dtype=torch.float32),
+        family_of(model.family).build(model, dtype=torch.float32, kernels={}),
         peft.LoraConfig(r=4, lora_alpha=8, target_modules=chosen),
         low_cpu_mem_usage=True,
     )

@@ -50,7 +50,7 @@ def test_real_weights_are_those_of_the_library(make, stored, prefix, shard_size,
     held = [name for file in tmp_path.glob("*.safetensors") for name in load_file(file)]
     assert stored in held
     model = resolve_model(str(tmp_path), load_weights=True)
-    module = family_of(model.family).build(model, dtype=torch.float32)
+    module = family_of(model.family).build(model, dtype=torch.float32, kernels={})
     source = WeightSource.of(model, module)
     theirs = dict(saved.named_parameters())
     for name, parameter in module.named_parameters():

@@ -19,7 +19,7 @@ bitsandbytes = pytest.importorskip("bitsandbytes")
 
 def built():
     model = resolve_model("qwen3-tiny", load_weights=False)
-    module = family_of(model.family).build(model, dtype=torch.bfloat16)
+    module = family_of(model.family).build(model, dtype=torch.bfloat16, kernels={})
     quantized.replace_linear_layers(module, model, compute=torch.bfloat16)
     lora.attach(module, workload(model, adapters(model)), trained=torch.float32)
     source = WeightSource.of(model, module)

@@ -56,7 +56,7 @@ VARIANTS = {
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS.keys())
 def test_formula_counts_what_the_library_builds_and_it_runs(changes):
     model = small_model(**changes)
-    module = FAMILY.build(model, dtype=torch.float32)
+    module = FAMILY.build(model, dtype=torch.float32, kernels={})
     assert {p.device.type for p in module.parameters()} == {"meta"}
     library = {name: tuple(p.shape) for name, p in module.named_parameters()}
     assert {p.names[0]: p.shape for p in FAMILY.parameters(model.config)} == library
@@ -77,7 +77,7 @@ def test_absent_head_dim_is_the_librarys_128_and_not_a_quotient():
     config = {key: value for key, value in SMALL.items() if key != "head_dim"}
     completed = FAMILY.complete(config, "config.json")
     model = Model(name="x", family="qwen3", config=completed, num_parameters=0)
-    module = FAMILY.build(model, dtype=torch.float32)
+    module = FAMILY.build(model, dtype=torch.float32, kernels={})
     assert completed["head_dim"] == 128
     shapes = {p.names[0]: p.shape for p in FAMILY.parameters(completed)}
     assert shapes == {name: tuple(p.shape) for name, p in module.named_parameters()}
@@ -133,7 +133,9 @@ def test_missing_field_says_what_it_counts_as():
 
 
 def test_dropout_and_cache_are_off_in_the_live_model():
-    module = FAMILY.build(small_model(attention_dropout=0.5, use_cache=True), dtype=torch.float32)
+    module = FAMILY.build(
+        small_model(attention_dropout=0.5, use_cache=True), dtype=torch.float32, kernels={}
+    )
     assert module.training
     assert module.config.use_cache is False
     assert {layer.self_attn.attention_dropout for layer in FAMILY.layers(module)} == {0.0}
@@ -142,29 +144,29 @@ def test_dropout_and_cache_are_off_in_the_live_model():
 def test_build_leaves_the_plan_as_it_was():
     model = small_model(rope_scaling={"type": "linear", "factor": 2.0})
     before = repr(model)
-    FAMILY.build(model, dtype=torch.bfloat16)
+    FAMILY.build(model, dtype=torch.bfloat16, kernels={})
     assert repr(model) == before
 
 
 def test_dtype_of_the_build():
-    module = FAMILY.build(small_model(), dtype=torch.bfloat16)
+    module = FAMILY.build(small_model(), dtype=torch.bfloat16, kernels={})
     assert {p.dtype for p in module.parameters()} == {torch.bfloat16}
 
 
 def test_layers_and_embeddings():
-    module = FAMILY.build(small_model(tie_word_embeddings=True), dtype=torch.float32)
+    module = FAMILY.build(small_model(tie_word_embeddings=True), dtype=torch.float32, kernels={})
     assert [type(layer).__name__ for layer in FAMILY.layers(module)] == ["Qwen3DecoderLayer"] * 3
     embedding, head = FAMILY.embeddings(module)
     assert embedding.weight is head.weight
 
 
 def test_implementations_name_what_the_live_modules_are_bound_to():
-    module = FAMILY.build(small_model(), dtype=torch.float32)
+    module = FAMILY.build(small_model(), dtype=torch.float32, kernels={})
     bound = FAMILY.implementations(module)
     assert bound["attention"].endswith("sdpa_attention_forward")
     assert bound["norm"].endswith("Qwen3RMSNorm.forward")
     assert bound["mlp"].endswith("Qwen3MLP.forward")
-    assert bound["loss"] == "autotune.models.loss.token_loss_sum"
+    assert bound["loss"] == "autotune.models.kernels.cross_entropy.whole_loss_sum"
     layer = FAMILY.layers(module)[1]
     layer.mlp.forward = type(module.model.norm).forward.__get__(layer.mlp)
     assert "Qwen3RMSNorm" in FAMILY.implementations(module)["mlp"]

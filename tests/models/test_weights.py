@@ -15,9 +15,9 @@ from autotune.models.weights import WeightSource, rebuild_buffers
 
 def test_values_come_from_the_name_alone():
     model = small_model()
-    module = FAMILY.build(model, dtype=torch.float32)
+    module = FAMILY.build(model, dtype=torch.float32, kernels={})
     forwards = WeightSource.of(model, module)
-    again = WeightSource.of(model, FAMILY.build(model, dtype=torch.bfloat16))
+    again = WeightSource.of(model, FAMILY.build(model, dtype=torch.bfloat16, kernels={}))
     names = [(name, p.shape) for name, p in module.named_parameters()]
     first = {name: forwards.tensor(name, shape, device="cpu") for name, shape in names}
     for name, shape in reversed(names):
@@ -27,7 +27,7 @@ def test_values_come_from_the_name_alone():
 
 def test_drawing_leaves_the_global_generator_alone():
     model = small_model()
-    source = WeightSource.of(model, FAMILY.build(model, dtype=torch.float32))
+    source = WeightSource.of(model, FAMILY.build(model, dtype=torch.float32, kernels={}))
     before = torch.get_rng_state()
     source.tensor("lm_head.weight", (96, 48), device="cpu")
     assert torch.equal(before, torch.get_rng_state())
@@ -35,7 +35,7 @@ def test_drawing_leaves_the_global_generator_alone():
 
 def test_statistics_and_kinds_of_start():
     model = small_model(attention_bias=True, initializer_range=0.05)
-    source = WeightSource.of(model, FAMILY.build(model, dtype=torch.float32))
+    source = WeightSource.of(model, FAMILY.build(model, dtype=torch.float32, kernels={}))
     embedding = source.tensor("model.embed_tokens.weight", (96, 48), device="cpu")
     assert embedding.dtype == torch.float32
     assert embedding.std() == pytest.approx(0.05, rel=0.05)
@@ -48,7 +48,7 @@ def test_statistics_and_kinds_of_start():
 
 def test_names_and_seeds_give_different_values():
     model, other = small_model(), small_model(seed=1)
-    module = FAMILY.build(model, dtype=torch.float32)
+    module = FAMILY.build(model, dtype=torch.float32, kernels={})
     source = WeightSource.of(model, module)
     q, k = "model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight"
     first = source.tensor(q, (80, 48), device="cpu")
@@ -58,7 +58,7 @@ def test_names_and_seeds_give_different_values():
 
 def test_values_are_representable_in_bf16():
     model = small_model()
-    source = WeightSource.of(model, FAMILY.build(model, dtype=torch.float32))
+    source = WeightSource.of(model, FAMILY.build(model, dtype=torch.float32, kernels={}))
     value = source.tensor("lm_head.weight", (96, 48), device="cpu")
     assert torch.equal(value, value.bfloat16().float())
 
@@ -67,21 +67,21 @@ def test_tied_parameters_have_one_value_and_untied_ones_two():
     names = ("model.embed_tokens.weight", "lm_head.weight")
     for tied in (True, False):
         model = small_model(tie_word_embeddings=tied)
-        source = WeightSource.of(model, FAMILY.build(model, dtype=torch.float32))
+        source = WeightSource.of(model, FAMILY.build(model, dtype=torch.float32, kernels={}))
         one, two = (source.tensor(name, (96, 48), device="cpu") for name in names)
         assert torch.equal(one, two) is tied
 
 
 def test_ties_are_known_after_to_empty_has_split_them():
     model = small_model(tie_word_embeddings=True)
-    module = FAMILY.build(model, dtype=torch.float32).to_empty(device="cpu")
+    module = FAMILY.build(model, dtype=torch.float32, kernels={}).to_empty(device="cpu")
     source = WeightSource.of(model, module)
     assert source.canonical["lm_head.weight"] == "model.embed_tokens.weight"
 
 
 def test_padding_row_starts_at_zero_as_in_the_library():
     model = small_model(pad_token_id=7)
-    source = WeightSource.of(model, FAMILY.build(model, dtype=torch.float32))
+    source = WeightSource.of(model, FAMILY.build(model, dtype=torch.float32, kernels={}))
     value = source.tensor("model.embed_tokens.weight", (96, 48), device="cpu")
     assert value[7].abs().sum() == 0
     assert value[8].abs().sum() > 0
@@ -89,7 +89,7 @@ def test_padding_row_starts_at_zero_as_in_the_library():
 
 def test_unknown_parameter():
     model = small_model()
-    source = WeightSource.of(model, FAMILY.build(model, dtype=torch.float32))
+    source = WeightSource.of(model, FAMILY.build(model, dtype=torch.float32, kernels={}))
     with pytest.raises(KeyError, match=r"lm_head\.wait"):
         source.tensor("lm_head.wait", (1,), device="cpu")
 
@@ -114,7 +114,7 @@ def test_rebuilt_buffers_equal_those_of_a_model_built_normally(rope):
     from transformers import AutoModelForCausalLM
 
     model = small_model(rope_scaling=rope, max_position_embeddings=128)
-    module = FAMILY.build(model, dtype=torch.float32)
+    module = FAMILY.build(model, dtype=torch.float32, kernels={})
     normal = dict(AutoModelForCausalLM.from_config(module.config).named_buffers())
     module.to_empty(device="cpu")
     for buffer in module.buffers():
@@ -141,7 +141,7 @@ def test_real_weights_give_the_librarys_own_logits(tmp_path, tied, shard_size):
     write_folder(folder, tie_word_embeddings=tied)
     torch.manual_seed(3)
     template = small_model(tie_word_embeddings=tied)
-    config = FAMILY.build(template, dtype=torch.float32).config
+    config = FAMILY.build(template, dtype=torch.float32, kernels={}).config
     saved = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     saved.save_pretrained(folder, max_shard_size=shard_size)
     assert (folder / "model.safetensors.index.json").exists() is (shard_size == "20KB")
@@ -163,7 +163,7 @@ def with_weights(folder, **changes):
 def test_missing_and_misshaped_tensors_are_named(tmp_path):
     save_file({"model.norm.weight": torch.ones(47)}, tmp_path / "model.safetensors")
     model = with_weights(tmp_path)
-    source = WeightSource.of(model, FAMILY.build(model, dtype=torch.float32))
+    source = WeightSource.of(model, FAMILY.build(model, dtype=torch.float32, kernels={}))
     with pytest.raises(InputError, match=r"'model.norm.weight' has shape \[47\].*needs \[48\]"):
         source.tensor("model.norm.weight", (48,), device="cpu")
     with pytest.raises(InputError, match=r"no tensor 'lm_head\.weight'"):
@@ -176,7 +176,7 @@ def test_tied_weight_stored_under_its_other_name(tmp_path):
     value = tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
     save_file(tensors, tmp_path / "model.safetensors")
     model = resolve_model(str(tmp_path), load_weights=True)
-    source = WeightSource.of(model, FAMILY.build(model, dtype=torch.float32))
+    source = WeightSource.of(model, FAMILY.build(model, dtype=torch.float32, kernels={}))
     found = source.tensor("model.embed_tokens.weight", (96, 48), device="cpu")
     assert torch.equal(found, value.float())
 
@@ -185,7 +185,7 @@ def test_damaged_file_is_named(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"not a tensor file")
     model = with_weights(tmp_path)
     with pytest.raises(InputError, match=r"model\.safetensors cannot be read"):
-        WeightSource.of(model, FAMILY.build(model, dtype=torch.float32))
+        WeightSource.of(model, FAMILY.build(model, dtype=torch.float32, kernels={}))
 
 
 def test_index_that_names_a_tensor_its_file_lacks(tmp_path):
@@ -193,7 +193,7 @@ def test_index_that_names_a_tensor_its_file_lacks(tmp_path):
     index = {"weight_map": {"model.norm.weight": "one.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     model = with_weights(tmp_path)
-    source = WeightSource.of(model, FAMILY.build(model, dtype=torch.float32))
+    source = WeightSource.of(model, FAMILY.build(model, dtype=torch.float32, kernels={}))
     with pytest.raises(InputError, match=r"one\.safetensors lacks the tensor"):
         source.tensor("model.norm.weight", (48,), device="cpu")
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from autotune.contract.failures import FailureKind, Phase
 from autotune.contract.folder import AttemptFolder
+from autotune.contract.kernels import KernelCheck
 from autotune.contract.outcome import (
     PeakMemory,
     RankError,
@@ -41,6 +42,7 @@ class Act:
     checks: tuple[CheckPoint, ...] = CHECKS
     peak_bytes: int = GIB
     limit_bytes: int = 10 * GIB
+    alloc_retries: int = 0
     actual: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Values that the engine has instead of the requested ones."""
     stopped_early: bool = False
@@ -52,15 +54,33 @@ class Act:
     """Runs until it is cancelled."""
     record_text: str | None = None
     """Bytes in place of rank 0's record."""
+    kernel_error: float = 1e-6
+    """How far off a kernel is that is compared with its reference; 1e-4 is allowed."""
 
 
 Script = Callable[[Plan], Act]
 
 
+def kernel_check(plan: Plan, act: Act) -> KernelCheck:
+    (knob,) = plan.verify
+    return KernelCheck(
+        knob=knob,
+        choice=plan.config[knob],
+        passed=act.kernel_error <= 1e-4,
+        tensor="gradient of lm_head.weight",
+        error=act.kernel_error,
+        allowed=1e-4,
+        num_tensors=9,
+        cases=("rows of 64 and 32 tokens",),
+        reference="the reference in float32",
+        versions={"torch": "2.13.0"},
+    )
+
+
 def record_of(plan: Plan, rank: int, act: Act) -> RankRecord:
     """The record that rank ``rank`` leaves."""
     now = time.time()
-    error = measurement = None
+    error = measurement = kernel = None
     status: Any = "stopped_early" if act.stopped_early else "measured"
     if act.error is not None:
         status = "failed"
@@ -73,6 +93,8 @@ def record_of(plan: Plan, rank: int, act: Act) -> RankRecord:
             kind=act.kind,
             peak_memory=act.error_peak,
         )
+    elif plan.purpose == "kernel":
+        status, kernel = "checked", kernel_check(plan, act)
     else:
         iterations = (act.s_per_it,) * (2 * plan.workload.distinct_batches)
         measurement = RankMeasurement(
@@ -85,6 +107,7 @@ def record_of(plan: Plan, rank: int, act: Act) -> RankRecord:
             peak_timed_bytes=act.peak_bytes,
             peak_worst_case_bytes=act.peak_bytes,
             memory_limit_bytes=act.limit_bytes,
+            alloc_retries=act.alloc_retries,
             read_back={
                 name: ReadBack(
                     requested=plan.config[name],
@@ -107,6 +130,7 @@ def record_of(plan: Plan, rank: int, act: Act) -> RankRecord:
         phase_s={"build": 0.5},
         error=error,
         measurement=measurement,
+        kernel=kernel,
     )
 
 
@@ -116,6 +140,9 @@ class ScriptedLauncher:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.plans: list[Plan] = []
+        self.kernel_plans: list[Plan] = []
+        """Comparisons of kernels: no trials."""
+        self.kernel_script: Script = lambda plan: Act()
         self.started = 0
         self.closed = 0
         self.on_submit: Callable[[Plan], None] = lambda plan: None
@@ -127,8 +154,9 @@ class ScriptedLauncher:
     def submit(self, folder: AttemptFolder, plan: Plan) -> str:
         assert self.started
         assert folder.read_plan().digest == plan.digest
-        act = self.script(plan)
-        self.plans.append(plan)
+        compares = plan.purpose == "kernel"
+        act = (self.kernel_script if compares else self.script)(plan)
+        (self.kernel_plans if compares else self.plans).append(plan)
         ranks = range(plan.topology.processes)
         for rank in ranks:
             if act.forever or (act.signal is not None and rank == 1):
@@ -136,7 +164,7 @@ class ScriptedLauncher:
             folder.write_rank(record_of(plan, rank, act))
         if act.record_text is not None:
             folder.rank_file(0).write_bytes(act.record_text.encode("latin-1"))
-        job = str(len(self.plans))
+        job = str(len(self._jobs))
         self._jobs[job] = JobStatus(
             state="running" if act.forever else "ended",
             phase=act.phase,
@@ -196,6 +224,7 @@ class Bench:
         *,
         space: str = SPACE,
         trials: int = 6,
+        study: str = "s",
         interrupts: Interrupts | None = None,
         prepare: Callable[[ScriptedLauncher], None] = lambda launcher: None,
         **options: Any,
@@ -208,7 +237,7 @@ class Bench:
         request = SearchRequest(
             space=str(self.file),
             trials=trials,
-            study="s",
+            study=study,
             runs=self.runs,
             make_launcher=lambda folder, topology, space: launcher,
             command=("autotune", "search", "--space", str(self.file)),

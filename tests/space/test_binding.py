@@ -6,7 +6,7 @@ import pytest
 
 from autotune.contract.plan import Topology
 from autotune.errors import SpaceError
-from autotune.space.model import Choices, IntRange
+from autotune.space.model import Choices, IntRange, Limits
 from autotune.space.search_space import SearchSpace
 
 Load = Callable[..., SearchSpace]
@@ -97,7 +97,7 @@ REASON = "linear attention runs a fallback without boundaries"
 
 def refused(space: SearchSpace) -> SearchSpace:
     topology = Topology(processes=2, device="cpu", devices_per_node=2)
-    return space.on(topology, packing_refusal=REASON)
+    return space.on(topology, Limits(packing=REASON))
 
 
 def test_packed_is_dropped_with_the_models_reason(load: Load) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import resource
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 
@@ -178,17 +181,50 @@ def no_large_files(rank: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))
 
 
-def boundaries_lost(rank: int) -> None:
+def packages_that_obey(rank: int) -> None:
+    """Stand-ins for packages whose kernels need a GPU, which obey boundaries."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "packages"))
+
+
+def masks_without_boundaries(rank: int) -> None:
     """The library's masks are plainly causal: position ids no longer separate samples."""
     from transformers import masking_utils
 
+    packages_that_obey(rank)
     masking_utils.find_packed_sequence_indices = lambda position_ids: None
 
 
-def boundaries_lost_on_rank_1(rank: int) -> None:
+def masks_without_boundaries_on_rank_1(rank: int) -> None:
     """One rank alone sees the leak."""
     if rank == 1:
-        boundaries_lost(rank)
+        masks_without_boundaries(rank)
+
+
+def delta_rule_without_boundaries(rank: int) -> None:
+    """The package's kernel takes boundaries and does not obey them."""
+    packages_that_obey(rank)
+    import segmentwise
+
+    original = segmentwise.delta_rule
+
+    def leaking(*args: Any, cu_seqlens: Any, **named: Any) -> Any:
+        return original(*args, cu_seqlens=None, **named)
+
+    segmentwise.delta_rule = leaking
+
+
+def convolution_without_boundaries(rank: int) -> None:
+    """As above; what leaks are the last three tokens of a sample into the first of the next."""
+    packages_that_obey(rank)
+    import segmentwise
+
+    original = segmentwise.convolution
+
+    def leaking(*args: Any) -> Any:
+        *others, _ends, name = args
+        return original(*others, None, name)
+
+    segmentwise.convolution = leaking
 
 
 def our_own_error(rank: int) -> None:
@@ -204,11 +240,10 @@ def our_own_error(rank: int) -> None:
 
 def loss_a_fifth_off(rank: int) -> None:
     """The loss, and so every gradient, is 20 % too small."""
-    from autotune.models import loss
-    from autotune.worker import step
+    from autotune.models.kernels import cross_entropy
 
-    original = loss.token_loss_sum
-    step.token_loss_sum = lambda logits, labels: original(logits, labels) * 0.8
+    original = cross_entropy.token_loss_sum
+    cross_entropy.token_loss_sum = lambda logits, labels: original(logits, labels) * 0.8
 
 
 def _wrap_attention(change: Any) -> None:
@@ -283,3 +318,107 @@ def eager_attention_on_rank_1(rank: int) -> None:
     """One rank alone falls back."""
     if rank == 1:
         eager_attention(rank)
+
+
+def loss_falls_back(rank: int) -> None:
+    """What was asked for is not there, and another function takes its place without a word."""
+    from autotune.models.kernels import cross_entropy
+
+    cross_entropy.chunked_loss_sum = cross_entropy.whole_loss_sum
+
+
+def chunked_loss_forgets_its_scale(rank: int) -> None:
+    """Its backward takes no notice of what the loss is multiplied with."""
+    import torch
+
+    from autotune.models.kernels import cross_entropy
+
+    original = cross_entropy._of_logits
+    cross_entropy._of_logits = lambda hidden, weight, labels, gradient: original(
+        hidden, weight, labels, torch.ones_like(gradient)
+    )
+
+
+def chunked_loss_not_finite(rank: int) -> None:
+    """One gradient in a thousand is NaN."""
+    from autotune.models.kernels import cross_entropy
+
+    original = cross_entropy._of_logits
+
+    def broken(*args: Any) -> Any:
+        found = original(*args).clone()
+        found.view(-1)[::1000] = float("nan")
+        return found
+
+    cross_entropy._of_logits = broken
+
+
+def chunked_loss_of_fillers(rank: int) -> None:
+    """Ignored labels count a little."""
+    from autotune.models.kernels import cross_entropy
+
+    original = cross_entropy.chunked_loss_sum
+    cross_entropy.chunked_loss_sum = functools.wraps(original)(
+        lambda hidden, weight, labels: original(hidden, weight, labels) + 1e-7 * hidden.sum()
+    )
+
+
+def chunked_loss_raises(rank: int) -> None:
+    """It runs forward only."""
+    from autotune.models.kernels import cross_entropy
+
+    def broken(*args: Any) -> Any:
+        raise RuntimeError("no backward for this shape")
+
+    cross_entropy._of_logits = broken
+
+
+def sdpa_in_disguise(rank: int) -> None:
+    """``varlen`` is a function that any machine has: torch's attention, told where samples end."""
+    from autotune.models.kernels import varlen
+
+    varlen._varlen = lambda: _segmentwise
+
+
+def sdpa_that_ignores_boundaries(rank: int) -> None:
+    """As above, and causal over the whole row."""
+    sdpa_in_disguise(rank)
+    from autotune.models.kernels import varlen
+
+    varlen._varlen = lambda: _over_the_whole_row
+
+
+def _segmentwise(
+    query: Any,
+    key: Any,
+    value: Any,
+    ends: Any,
+    _key_ends: Any,
+    _longest: int,
+    _longest_key: int,
+    *,
+    window_size: tuple[int, int],
+    scale: float | None,
+    enable_gqa: bool,
+) -> Any:
+    """The signature of ``torch.nn.attention.varlen.varlen_attn``; tokens × heads × size."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    assert window_size == (-1, 0)
+    bounds = ends.tolist()
+    parts = []
+    for start, end in itertools.pairwise(bounds):
+        mine = [each[start:end].transpose(0, 1)[None] for each in (query, key, value)]
+        found = scaled_dot_product_attention(
+            *mine, is_causal=True, scale=scale, enable_gqa=enable_gqa
+        )
+        parts.append(found[0].transpose(0, 1))
+    return torch.cat(parts)
+
+
+@functools.wraps(_segmentwise)
+def _over_the_whole_row(
+    query: Any, key: Any, value: Any, ends: Any, *rest: Any, **named: Any
+) -> Any:
+    return _segmentwise(query, key, value, ends[[0, -1]], *rest, **named)

@@ -76,7 +76,7 @@ def test_a_measured_rank_tells_everything(baseline: tuple[RankRecord, ...]) -> N
     assert "ScaledDotProductFlashAttention" in measurement.backward["attention"]
     assert set(measurement.backward) == {"attention", "norm", "mlp", "loss"}
     assert "SiluBackward0" in measurement.backward["mlp"]
-    assert measurement.backward["loss"] == "LogSoftmaxBackward0 + NllLossBackward0"
+    assert measurement.backward["loss"] == "LogSoftmaxBackward0 + MmBackward0 + NllLossBackward0"
     assert measurement.notes["threads"] >= 1
     assert set(measurement.read_back) >= {"workload.micro_batch", "fsdp2.layers_per_unit"}
 

@@ -1,0 +1,28 @@
+"""The rotation of queries and keys by position: torch, or Liger's Triton kernel."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from autotune.models.kernels import liger
+from autotune.models.kernels.choice import Choice, LayerKernels, Target
+
+KINDS: Final = ("rope",)
+
+
+def _bind(target: Target, choice: str) -> None:
+    if choice == liger.CHOICE.name:
+        liger.patch(target, "rope", KINDS)
+
+
+def _bound(target: Target) -> str:
+    return liger.bound(target, KINDS)
+
+
+LAYER: Final = LayerKernels(
+    knob="rope",
+    kinds=KINDS,
+    choices=(Choice(name="torch"), liger.CHOICE),
+    bind=_bind,
+    bound=_bound,
+)
