@@ -16,7 +16,7 @@ from autotune.errors import InputError
 
 DETAIL = 2000
 """Characters of a message or traceback that are kept."""
-_FOLDERS = re.compile(r"(?<![\w.])/(?:[\w.+@-]+/)+")
+_FOLDERS = re.compile(r"(?<![\w.:/])/(?:[\w.+@-]+/)+")
 
 
 class TableFile:
@@ -43,9 +43,7 @@ class TableFile:
                     hint="give another --output, or go back to them",
                 )
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.part")
-        part.write_bytes(b"".join(map(to_line, (self.header, *self.rows))))
-        part.replace(path)
+        _write(path, b"".join(map(to_line, (self.header, *self.rows))))
         self._file = path.open("ab")
 
     def append(self, row: TableRow) -> None:
@@ -58,15 +56,23 @@ class TableFile:
     def pack(self) -> Path:
         """Compress the whole table; the same rows give the same bytes."""
         self._file.close()
-        part = self.packed.with_name(f".{self.packed.name}.part")
-        part.write_bytes(gzip.compress(self.path.read_bytes(), compresslevel=9, mtime=0))
-        part.replace(self.packed)
+        _write(self.packed, gzip.compress(self.path.read_bytes(), compresslevel=9, mtime=0))
         self.path.unlink()
         return self.packed
 
     def first(self, key: str) -> TableRow | None:
         """The first launch of a configuration."""
         return next((row for row in self.rows if row.key == key and not row.repeat), None)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file that is whole or absent, also after a crash."""
+    part = path.with_name(f".{path.name}.part")
+    with part.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
 
 
 def portable(record: RankRecord) -> RankRecord:

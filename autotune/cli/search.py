@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli.options import DEFAULT_RUNS, JsonOption, RunsOption, StorageOption
+from autotune.cli.options import (
+    DEFAULT_RUNS,
+    JsonOption,
+    LauncherOption,
+    RunsOption,
+    StorageOption,
+)
 from autotune.errors import AutotuneError
 
 if TYPE_CHECKING:
@@ -46,15 +52,7 @@ def search(
             "--set", metavar="KEY=VALUE", help="Override a key of the space file; repeatable."
         ),
     ] = None,
-    launcher: Annotated[
-        str | None,
-        typer.Option(
-            "--launcher",
-            metavar="NAME[=ARG]",
-            help="Where trials run: local, or replay=TABLE, which plays recorded ones "
-            "[default: the study's, else local].",
-        ),
-    ] = None,
+    launcher: LauncherOption = None,
     as_json: JsonOption = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, print the plan, start nothing.")

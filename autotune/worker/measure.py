@@ -4,6 +4,8 @@
 collection is off while iterations are timed: a collection of some 100 ms at a random place would
 be noise of the measuring, not a property of the configuration. The young generation is collected
 at each cycle's end, outside the marks, so that reference cycles cannot hold memory for long.
+That and the heartbeat come before the ranks' exchange, which they leave together: what one rank
+spends longer on is not waited for by another in the next cycle, where it would be timed.
 """
 
 from __future__ import annotations
@@ -119,6 +121,7 @@ class Meter:
         gc.collect()
         gc.freeze()
         gc.disable()
+        self._meet()
         rest = -len(self.warmup.mine_s) % self._cycle
         if rest:
             self._run(rest, self.warmup)
@@ -139,6 +142,7 @@ class Meter:
         verdict: windows.Verdict = "go_on"
         retries = self._memory.alloc_retries()
         self._clocks.begin()
+        self._meet()
         while verdict == "go_on":
             cycle = Timed()
             elapsed_s = self._run(self._cycle, cycle)
@@ -172,6 +176,10 @@ class Meter:
         # No rank leaves while another still needs it for its own probe.
         self._stepper.exchange([float(self.peak_worst)])
 
+    def _meet(self) -> None:
+        """Wait for all ranks: none begins a cycle early and times its wait for the others."""
+        self._stepper.exchange([0.0])
+
     def _run(self, count: int, into: Timed) -> float:
         """Run ``count`` iterations, then let the ranks exchange times, losses and norms.
 
@@ -185,7 +193,7 @@ class Meter:
         for index in range(self._done, self._done + count):
             results.append(self._stepper.iterate(index))
             self._marks.mark()
-            self._heart.beat(index + 1)
+            self._heart.passed(index + 1)
         if self._heart.phase == "measure":
             self._clocks.look()  # all is issued, and the device still works on it
         seconds = self._marks.take()
@@ -193,6 +201,10 @@ class Meter:
         losses = _numbers([result.loss for result in results])
         norms = _numbers([result.grad_norm for result in results])
         new_graphs = float(compiling.graphs() - graphs)
+        self._done += count
+        self._heart.beat(self._done)
+        if not gc.isenabled():
+            gc.collect(1)
         everyone = self._stepper.exchange([*seconds, *losses, *norms, new_graphs])
         times, mean_losses, all_norms, compiled = torch.split(
             everyone, [count, count, count, 1], dim=1
@@ -202,10 +214,6 @@ class Meter:
         into.slowest_s += times.max(dim=0).values.tolist()
         into.losses += mean_losses.mean(dim=0).tolist()
         into.norms += all_norms.max(dim=0).values.tolist()
-        self._done += count
-        self._heart.beat(self._done)
-        if not gc.isenabled():
-            gc.collect(1)
         if self._heart.phase != "check":
             _require_finite(into.losses[-count:], into.norms[-count:], self._done - count)
         return elapsed_s

@@ -14,8 +14,8 @@ from recorded import GRID, TABLE
 from autotune.contract.failures import FailureKind
 from autotune.contract.folder import StudyFolder
 from autotune.contract.outcome import Failure, Outcome, PeakMemory, RankError
-from autotune.contract.plan import Plan, Racing, Reference
-from autotune.contract.table import Table, TableRow, read_table
+from autotune.contract.plan import CommandWorkload, Plan, Racing, Reference
+from autotune.contract.table import Table, TableRow, read_table, to_line
 from autotune.errors import InputError
 from autotune.launchers.replay import Replay, ReplayLauncher
 from autotune.search.judging import judge
@@ -248,6 +248,19 @@ def test_other_work_is_refused_with_what_differs(prepared: Prepared) -> None:
     reason = kind.refused_work(other)
     assert reason is not None
     assert "optimizer.weight_decay 0.0 there, 0.1 here" in reason
+
+
+def test_a_command_was_never_recorded() -> None:
+    reason = Replay(str(TABLE)).refused_work(CommandWorkload(command=("train",), global_batch=8))
+    assert reason == "table qwen3-tiny-fsdp2 has no launches of a command"
+
+
+def test_a_table_whose_work_is_not_understood_is_refused(table: Table, tmp_path: Path) -> None:
+    header = dataclasses.replace(table.header, workload={**table.header.workload, "new": 1})
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(to_line(header))
+    with pytest.raises(InputError, match="not of this version of autotune: .*unknown key 'new'"):
+        Replay(str(path))
 
 
 def test_a_replay_needs_its_table() -> None:

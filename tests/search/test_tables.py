@@ -13,6 +13,7 @@ from typing import Literal
 
 import pytest
 
+from autotune.contract.outcome import Failure, RankError, RankRecord
 from autotune.contract.plan import Topology
 from autotune.contract.table import Table, parse, read_table
 from autotune.models.presets import PRESETS
@@ -131,6 +132,42 @@ def test_a_table_names_no_machine_and_no_folder(recorded: tuple[Table, str, byte
     assert str(ROOT).encode() not in before
     assert b'plan_digest":""' in before
     assert table.header.grid == (GRIDS / "qwen3-tiny-fsdp2.yaml").read_text()
+
+
+def test_errors_keep_their_words_and_lose_their_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import table_file
+
+    error = RankError(
+        type="torch.OutOfMemoryError",
+        message="CUDA out of memory, see https://pytorch.org/docs/notes.html (pid 7 of /opt/x/run)",
+        traceback='  File "/home/me/site-packages/torch/nn/linear.py", line 3\n' + "x" * 5000,
+        at=1.0,
+        phase="check",
+    )
+    record = RankRecord(
+        rank=1,
+        pid=7,
+        plan_digest="abc",
+        status="failed",
+        phase="check",
+        started_at=0.0,
+        ended_at=1.0,
+        phase_s={},
+        error=error,
+    )
+    kept = table_file.portable(record)
+    assert (kept.pid, kept.plan_digest) == (0, "")
+    assert kept.error is not None
+    assert kept.error.message == (
+        "CUDA out of memory, see https://pytorch.org/docs/notes.html (pid 7 of run)"
+    )
+    assert kept.error.traceback == "x" * 2000
+    failure = Failure(kind="crash", reason="no /home/me/a/config.json", detail="at /home/me/x.py")
+    kept_failure = table_file.portable_failure(failure)
+    assert (kept_failure.reason, kept_failure.detail) == ("no config.json", "at x.py")
+    for name in ("table_file", "grids"):
+        sys.modules.pop(name, None)
 
 
 def test_a_complete_table_is_left_as_it_is(

@@ -17,7 +17,7 @@ from autotune.contract.outcome import ReadBack
 from autotune.contract.plan import Racing
 from autotune.contract.smallfile import Beat, read_beat
 from autotune.errors import EnvironmentFault
-from autotune.worker import attestation, failures, memory
+from autotune.worker import attestation, failures, heartbeat, memory
 from autotune.worker.heartbeat import Heartbeat
 from autotune.worker.rendezvous import RendezvousError
 
@@ -147,6 +147,31 @@ def test_every_step_is_seen_at_once_by_who_watches(tmp_path: Path) -> None:
     (tmp_path / "heartbeat-0.json").unlink()
     heart.pulse()
     assert read_beat(tmp_path / "heartbeat-0.json").steps == 5
+
+
+def test_a_timed_iteration_writes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "MIN_INTERVAL_S", 0.0)
+    file = tmp_path / "heartbeat-0.json"
+    heart = Heartbeat(file)
+    heart.enter("measure")
+    said = file.read_bytes()
+    heart.passed(1)
+    heart.passed(2)
+    assert file.read_bytes() == said
+    assert read_beat(file) == Beat(phase="measure", iteration=2, steps=2)
+    heart.beat(2)
+    assert json.loads(file.read_text())["iteration"] == 2
+
+
+def test_without_mapped_memory_the_file_says_every_iteration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "MIN_INTERVAL_S", 0.0)
+    (tmp_path / "heartbeat-0.progress").mkdir()
+    heart = Heartbeat(tmp_path / "heartbeat-0.json")
+    heart.enter("measure")
+    heart.passed(2)
+    assert read_beat(tmp_path / "heartbeat-0.json") == Beat(phase="measure", iteration=2, steps=1)
 
 
 def test_heartbeat_survives_a_folder_that_is_gone(tmp_path: Path) -> None:
