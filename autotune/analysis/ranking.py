@@ -20,6 +20,9 @@ BY_CHANCE: Final = 0.01
 LEAST_SHARE: Final = 0.02
 """Share of slow iterations that is always put down to the machine: windows are too short to show
 that it is smaller."""
+UNSTABLE: Final = 0.03
+"""Share by which a configuration whose allocator ran out of room must be ahead of a stable one:
+some of its steps wait for memory, and a short window may miss how often."""
 MIN_DEGREES: Final = 3
 """Degrees of freedom from which a drift is believed at all."""
 
@@ -49,6 +52,11 @@ def estimates(launches: Sequence[tuple[int, Launch]]) -> dict[int, float]:
         )
         for number, mine in by_number.items()
     }
+
+
+def weighed(seconds: float, *, unstable: bool) -> float:
+    """What a configuration's time counts as when it is compared with others."""
+    return seconds * (1.0 + UNSTABLE) if unstable else seconds
 
 
 def _without_common_slowness(launches: Sequence[tuple[int, Launch]]) -> list[float]:

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from autotune.contract.plan import Plan
 
 if TYPE_CHECKING:
     import torch
+
+KNOB: Final = "kernel.adamw"
+
+
+def arguments(plan: Plan) -> dict[str, bool]:
+    """Return what tells torch how to compute the update (``torch/optim/adamw.py``).
+
+    Without the knob it is fused on a device and torch's own choice without one.
+    """
+    chosen = plan.config.get(KNOB)
+    if chosen is None:
+        return {"fused": plan.topology.device == "cuda"}
+    if chosen == "fused":
+        return {"fused": True}
+    return {"fused": False, "foreach": chosen == "foreach"}
 
 
 def rendered(plan: Plan) -> dict[str, Any]:
@@ -21,7 +36,7 @@ def rendered(plan: Plan) -> dict[str, Any]:
             "betas": list(optimizer.betas),
             "eps": optimizer.eps,
             "weight_decay": optimizer.weight_decay,
-            "fused": plan.topology.device == "cuda",
+            **arguments(plan),
         },
         "gradient_clipping": optimizer.gradient_clipping,
     }
@@ -35,6 +50,27 @@ def make(
 
     options = {key: value for key, value in settings["optimizer"].items() if key != "type"}
     return torch.optim.AdamW(parameters, **{**options, "betas": tuple(options["betas"])})
+
+
+def implementation(optimizer: torch.optim.Optimizer) -> str:
+    """How the live optimizer computes its update; several ways are joined by commas."""
+    found = set()
+    for group in optimizer.param_groups:
+        if group.get("fused"):
+            found.add("fused")
+        elif group.get("foreach") is None and not group.get("fused"):
+            found.add("foreach" if _is_foreach_by_default(group["params"]) else "loop")
+        else:
+            found.add("foreach" if group["foreach"] else "loop")
+    return ", ".join(sorted(found))
+
+
+def _is_foreach_by_default(parameters: Iterable[torch.Tensor]) -> bool:
+    from torch.optim.optimizer import _default_to_fused_or_foreach
+
+    tensors = list(parameters)
+    _, foreach = _default_to_fused_or_foreach(tensors, differentiable=False, use_fused=False)
+    return bool(foreach)
 
 
 def state_dtypes(optimizer: torch.optim.Optimizer) -> set[torch.dtype]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from autotune.backends import adamw
+from autotune.backends import adamw, adapters, recompute
 from autotune.backends.base import Refusal
 from autotune.contract.plan import Plan, Precision, Topology, Workload
 from autotune.knobs.ddp import KNOBS
@@ -53,7 +53,11 @@ class DdpBackend:
         self, config: Mapping[str, Any], workload: Workload, topology: Topology
     ) -> Refusal | None:
         """Return what cannot hold here, in words."""
-        return _refused_static(config, workload, topology) or _refused_precision(workload.precision)
+        return (
+            recompute.refused(config, workload)
+            or _refused_static(config, workload, topology)
+            or _refused_precision(workload.precision)
+        )
 
     def anchors(self, workload: Workload) -> dict[str, dict[str, Any]]:
         """Torch's defaults and three opinions from experience."""
@@ -95,6 +99,7 @@ class DdpBackend:
                 "reduce_dtype": precision.reduce,
             },
             "master_dtype": precision.master,
+            **adapters.rendered(plan),
             **adamw.rendered(plan),
         }
 

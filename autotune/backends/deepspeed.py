@@ -23,11 +23,13 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from autotune.backends import adamw, adapters, recompute
 from autotune.backends.base import IncompatibleConfigError, Refusal
 from autotune.contract.command import DEEPSPEED_JSON
-from autotune.contract.plan import Plan, Precision, Topology, Workload
+from autotune.contract.plan import CommandWorkload, Plan, Precision, Topology, Workload
 from autotune.knobs import deepspeed as table
 from autotune.knobs import zero3
+from autotune.models.family import family_of
 from autotune.models.hidden_size import hidden_size
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ NEVER_PRINT: Final = 2**31 - 1
 
 OFFLOADS: Final = ("offload_optimizer", "offload_param")
 """Knobs that are sections of the JSON, together with their ``NAME_pin_memory``."""
+
+_NO_KNOBS: Final = ("stage", "leaf_module")
 
 PRELOAD: Final = (
     "torch",
@@ -91,7 +95,7 @@ def batch_sizes(plan: Plan) -> dict[str, int]:
 
 def stated(zero: Mapping[str, Any]) -> dict[str, Any]:
     """Return the bare knob names and values that a rendered ``zero_optimization`` states."""
-    found = {key: value for key, value in zero.items() if key not in (*OFFLOADS, "stage")}
+    found = {key: value for key, value in zero.items() if key not in (*OFFLOADS, *_NO_KNOBS)}
     found["zero_stage"] = zero["stage"]
     for key in OFFLOADS:
         if key in zero:
@@ -121,7 +125,18 @@ class DeepSpeedBackend:
                 reason="stage3_module_granularity_threshold above 0 needs a device: without one "
                 "the engine fails while it builds",
             )
-        return _refused_precision(workload.precision)
+        group = config.get(f"{self.name}.zero_hpz_partition_size") or 1
+        if topology.processes % group and self.stage(config) == 3:
+            return Refusal(
+                about=f"{self.name}.zero_hpz_partition_size",
+                reason=f"zero_hpz_partition_size {group} does not divide the "
+                f"{topology.processes} processes",
+            )
+        return (
+            recompute.refused(config, workload)
+            or _refused_precision(workload.precision)
+            or adapters.refused_quantized(workload)
+        )
 
     def stage(self, config: Mapping[str, Any]) -> int:
         """Return the ZeRO stage of a configuration."""
@@ -158,12 +173,28 @@ class DeepSpeedBackend:
             **batch_sizes(plan),
             **_optimizer(plan),
             **_precision(plan),
-            "zero_optimization": self._zero_section(plan.config),
+            "zero_optimization": {**self._zero_section(plan.config), **self._leaves(plan)},
             "steps_per_print": NEVER_PRINT,
             "wall_clock_breakdown": False,
         }
+        if self.compiles(plan.config):
+            rendered["compile"] = {"deepcompile": True}
         _merge_unverified(rendered, self.unverified(plan), path="")
         return rendered
+
+    def compiles(self, config: Mapping[str, Any]) -> bool:
+        """Whether the engine compiles the model (DeepCompile)."""
+        return self.stage(config) == 3 and bool(config.get(f"{self.name}.deepcompile"))
+
+    def _leaves(self, plan: Plan) -> dict[str, Any]:
+        """Modules that stage 3 gathers as a whole: experts, whose order changes from step to step.
+
+        The engine declares them itself, before it sets its hooks (``utils/z3_leaf_module.py``).
+        """
+        if isinstance(plan.workload, CommandWorkload) or self.stage(plan.config) != 3:
+            return {}
+        classes = family_of(plan.workload.model.family).leaf_classes
+        return {"leaf_module": {"classes": list(classes)}} if classes else {}
 
     def _zero_section(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings that the engine reads at this stage."""
@@ -177,7 +208,7 @@ class DeepSpeedBackend:
         offloaded = stage < 3 and own.get("offload_optimizer", "none") != "none"
         zero: dict[str, Any] = {"stage": stage}
         for key, value in own.items():
-            if stage not in table.stages_of(key) or key == "zero_stage":
+            if stage not in table.stages_of(key) or key in ("zero_stage", "deepcompile"):
                 continue
             if key.removesuffix("_pin_memory") in OFFLOADS:
                 if key in OFFLOADS and value != "none":
@@ -220,7 +251,7 @@ def _optimizer(plan: Plan) -> dict[str, Any]:
         "weight_decay": optimizer.weight_decay,
         # torch's own AdamW: DeepSpeed's fused one has to be compiled on first use.
         "torch_adam": True,
-        "fused": plan.topology.device == "cuda",
+        **adamw.arguments(plan),
     }
     return {
         "gradient_clipping": optimizer.gradient_clipping,

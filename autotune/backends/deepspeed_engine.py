@@ -19,15 +19,16 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import nn
 
+from autotune.backends import adamw, deepspeed_flattening, recompute
 from autotune.backends import deepspeed as rendering
-from autotune.backends import deepspeed_flattening
 from autotune.backends.base import IncompatibleConfigError, RankContext
 from autotune.backends.filling import fill, fill_buffers
 from autotune.backends.numberformats import TORCH_DTYPES
 from autotune.contract.outcome import ReadBackLevel
 from autotune.contract.plan import Plan
+from autotune.knobs import zero3
 from autotune.knobs.deepspeed import stages_of
-from autotune.models import checkpointing
+from autotune.models import checkpointing, lora
 from autotune.models.family import family_of
 from autotune.models.weights import WeightSource
 
@@ -95,9 +96,25 @@ class DeepSpeedEngine:
             if wanted and read and hasattr(parsed, field):
                 found[key] = (getattr(parsed, field), "parsed")
         if stage == 3:
+            grouped = self._init.zero_param_process_group is not None
+            found |= {
+                "zero_hpz_partition_size": (
+                    self._init.num_ranks_in_param_group if grouped else 1,
+                    "live",
+                ),
+                "zero_quantized_gradients": (
+                    self._engine.optimizer.all2all_process_group is not None,
+                    "live",
+                ),
+                "deepcompile": (bool(self._engine.is_deepcompile_active()), "live"),
+            }
             linear = torch.nn.functional.linear.__module__.startswith("deepspeed.")
             found["memory_efficient_linear"] = (linear, "effect")
-        return {f"{owner}.{key}": value for key, value in found.items()}
+        named = {f"{owner}.{key}": value for key, value in found.items()}
+        basic = getattr(self._engine, "basic_optimizer", None)
+        if basic is not None:
+            named[adamw.KNOB] = (adamw.implementation(basic), "live")
+        return named
 
     def formats(self) -> Mapping[str, str]:
         return {}  # stages and precisions keep them in too many places; parity shows them
@@ -108,11 +125,13 @@ class DeepSpeedEngine:
         stage = _stage_of(optimizer)
         if stage == 3:
             notes["overlap_comm"] = "stage 3 keeps no live copy: read from the parsed configuration"
+        owner, config = self._plan.backend, self._plan.config
         rounding = [
-            f"{self._plan.backend}.{key}"
-            for key in rendering.OFFLOADS
-            if stage in stages_of(key)
-            and self._plan.config.get(f"{self._plan.backend}.{key}", "none") != "none"
+            f"{owner}.{knob.name}"
+            for knob in zero3.KNOBS
+            if knob.numerics == "rounding"
+            and stage in stages_of(knob.name)
+            and config.get(f"{owner}.{knob.name}", knob.default) != knob.default
         ]
         if rounding:
             notes["rounding"] = rounding
@@ -159,6 +178,7 @@ _LIVE_AT_3: Final = {
     "stage3_max_live_parameters": f"{_COORDINATOR}max_n_available_params",
     "stage3_max_reuse_distance": f"{_COORDINATOR}max_reuse_dist_in_numel",
     "allgather_sequential": "init.allgather_sequential",
+    "zero_quantized_weights": "init.quantized_weights",
     "stage3_use_all_reduce_for_fetch_params": "init.use_all_reduce_for_fetch_params",
     "offload_optimizer": "engine.optimizer.offload_optimizer",
     "offload_optimizer_pin_memory": "engine.optimizer.offload_optimizer_pin_memory",
@@ -185,14 +205,15 @@ def build(config: dict[str, Any], plan: Plan, rank: RankContext) -> DeepSpeedEng
     import deepspeed
 
     _quiet(deepspeed)
+    dtype = TORCH_DTYPES[plan.training.precision.compute]
     module = family_of(plan.training.model.family).build(
         plan.training.model,
-        dtype=TORCH_DTYPES[plan.training.precision.compute],
+        dtype=dtype,
         kernels=plan.kernels,
         static_shapes=plan.cut.distinct_shapes == 1,
     )
-    if plan.config.get("workload.activation_checkpointing", "none") == "full":
-        checkpointing.enable_full(module)
+    lora.attach(module, plan.training, trained=dtype)
+    checkpointing.enable(module, recompute.wanted(plan))
     # Without it zero.Init parses the configuration as if there were one process.
     deepspeed.init_distributed()
     init: Any = None
@@ -202,8 +223,11 @@ def build(config: dict[str, Any], plan: Plan, rank: RankContext) -> DeepSpeedEng
         leaves = _set_leaves(module, plan)
     else:
         fill(module, WeightSource.of(plan.training.model, module), rank)
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     with _refusals(), deepspeed_flattening.on_device():
-        engine, *_ = deepspeed.initialize(model=module, config=config)
+        engine, *_ = deepspeed.initialize(model=module, model_parameters=trained, config=config)
+        if config.get("compile", {}).get("deepcompile"):
+            engine.compile()
     return DeepSpeedEngine(engine, init, plan, leaves)
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from autotune.backends import adamw
+from autotune.backends import adamw, adapters, recompute
 from autotune.backends.base import Refusal
 from autotune.contract.plan import Plan, Precision, Topology, Workload
 from autotune.knobs.fsdp2 import KNOBS
@@ -18,13 +18,7 @@ from autotune.knobs.fsdp2 import KNOBS
 if TYPE_CHECKING:
     from autotune.backends.base import Engine, RankContext
 
-DEFAULTS: Final[dict[str, Any]] = {
-    "reshard_after_forward": True,
-    "layers_per_unit": 1,
-    "wrap_embeddings": False,
-    "forward_prefetch": 0,
-    "backward_prefetch": 1,
-}
+DEFAULTS: Final[dict[str, Any]] = {knob.name: knob.default for knob in KNOBS}
 """What ``fully_shard`` on every decoder layer and on the root does when told nothing else."""
 
 PRELOAD: Final = (
@@ -72,9 +66,15 @@ class Fsdp2Backend:
                 "the input embedding, and one weight cannot belong to two units",
             )
         return (
-            _refused_reshard(values["reshard_after_forward"], topology.processes)
+            recompute.refused(config, workload)
+            or _refused_replication(values, topology.processes)
+            or _refused_reshard(
+                values["reshard_after_forward"], topology.processes // values["replicate"]
+            )
+            or _refused_last_unit(values, workload)
             or _refused_prefetch(values, workload)
             or _refused_precision(workload.precision)
+            or adapters.refused_quantized(workload)
         )
 
     def anchors(self, workload: Workload) -> dict[str, dict[str, Any]]:
@@ -117,6 +117,7 @@ class Fsdp2Backend:
                 "cast_forward_inputs": True,
             },
             "master_dtype": precision.master,
+            **adapters.rendered(plan),
             **adamw.rendered(plan),
         }
 
@@ -129,6 +130,35 @@ class Fsdp2Backend:
 def _values(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return each knob's value; one that is dead in this configuration stays at its default."""
     return {key: config.get(f"fsdp2.{key}", default) for key, default in DEFAULTS.items()}
+
+
+def _refused_replication(values: Mapping[str, Any], processes: int) -> Refusal | None:
+    copies = values["replicate"]
+    if processes % copies:
+        return Refusal(
+            about="fsdp2.replicate",
+            reason=f"replicate {copies} does not divide the {processes} processes",
+        )
+    if values["gradient_sync"] == "scatter" and copies == 1:
+        return Refusal(
+            about="fsdp2.gradient_sync",
+            reason="gradient_sync scatter needs copies to sum over: with replicate 1 it is each",
+        )
+    return None
+
+
+def _refused_last_unit(values: Mapping[str, Any], workload: Workload) -> Refusal | None:
+    units = num_units(
+        workload,
+        layers_per_unit=values["layers_per_unit"],
+        wrap_embeddings=values["wrap_embeddings"],
+    )
+    if values["keep_last_unit"] and units < 2:
+        return Refusal(
+            about="fsdp2.keep_last_unit",
+            reason="keep_last_unit with a single unit is the same as reshard_after_forward false",
+        )
+    return None
 
 
 def _refused_reshard(value: bool | int, processes: int) -> Refusal | None:

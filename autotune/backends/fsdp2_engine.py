@@ -21,17 +21,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from autotune.backends import adamw
+from autotune.backends import adamw, fsdp2_settings, fsdp2_state, recompute
 from autotune.backends.base import IncompatibleConfigError, RankContext
+from autotune.backends.fsdp2_state import Unit, groups_of, reshard_of, state_of
 from autotune.backends.numberformats import TORCH_DTYPES, names_of
 from autotune.contract.outcome import ReadBackLevel
 from autotune.contract.plan import Plan
-from autotune.models import checkpointing
+from autotune.models import checkpointing, lora
 from autotune.models.family import family_of
 from autotune.models.weights import WeightSource, rebuild_buffers
-
-Unit = list[nn.Module]
-"""Modules whose weights are gathered in one collective, in the order of forward."""
 
 
 class Fsdp2Engine:
@@ -52,7 +50,8 @@ class Fsdp2Engine:
         self._clipping = float(settings["gradient_clipping"])
         self._parameters = [p for p in module.parameters() if p.requires_grad]
         self._optimizer = adamw.make(self._parameters, settings)
-        self._synchronising = True
+        self._knobs = settings["fully_shard"]
+        self._prepared_for_last = True
 
     @property
     def model(self) -> nn.Module:
@@ -66,9 +65,9 @@ class Fsdp2Engine:
         pass
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        if last != self._synchronising:
-            self._module.set_requires_gradient_sync(last)  # type: ignore[operator]  # of FSDPModule
-            self._synchronising = last
+        if last != self._prepared_for_last:
+            fsdp2_settings.before_backward(self._module, self._knobs, last=last)
+            self._prepared_for_last = last
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def step(self) -> torch.Tensor | float:
@@ -84,14 +83,31 @@ class Fsdp2Engine:
         return norm
 
     def read_back(self) -> Mapping[str, tuple[Any, ReadBackLevel]]:
-        found: dict[str, tuple[Any, ReadBackLevel]] = {
-            "fsdp2.reshard_after_forward": (self._reshard(), "live"),
-            "fsdp2.layers_per_unit": (self._layers_per_unit(), "live"),
-            "fsdp2.wrap_embeddings": (self._embeddings_wrapped(), "live"),
-            "fsdp2.forward_prefetch": (self._forward_depth(), "live"),
-            "fsdp2.backward_prefetch": (self._backward_depth(), "live"),
+        groups = self._all_groups()
+        reshard, keeps_last = fsdp2_state.reshard(self._units)
+        own = groups_of(self._embedding) if self._embeddings_wrapped() else groups
+        found = {
+            "reshard_after_forward": reshard,
+            "keep_last_unit": keeps_last,
+            "layers_per_unit": self._layers_per_unit(),
+            "wrap_embeddings": self._embeddings_wrapped(),
+            "forward_prefetch": fsdp2_state.forward_depth(
+                [self._module, *(unit[0] for unit in self._units)]
+            ),
+            "backward_prefetch": fsdp2_state.backward_depth(self._units),
+            "unshard_in_backward": fsdp2_state.flag(own, "unshard_in_backward", True),
+            **fsdp2_settings.read_communication(groups),
         }
-        return found
+        # What a micro-step switches is seen by preparing for one and going back.
+        fsdp2_settings.before_backward(self._module, self._knobs, last=False)
+        found |= fsdp2_settings.read_micro_step(groups)
+        fsdp2_settings.before_backward(self._module, self._knobs, last=True)
+        self._prepared_for_last = True
+        read: dict[str, tuple[Any, ReadBackLevel]] = {
+            f"fsdp2.{key}": (value, "live") for key, value in found.items()
+        }
+        read[adamw.KNOB] = (adamw.implementation(self._optimizer), "live")
+        return read
 
     def formats(self) -> Mapping[str, str]:
         held = [held for group in self._all_groups() for held in group.fsdp_params]
@@ -108,13 +124,13 @@ class Fsdp2Engine:
         }
 
     def notes(self) -> Mapping[str, Any]:
-        root = [_reshard_of(group) for group in _groups(self._module)]
+        root = [reshard_of(group) for group in groups_of(self._module)]
         return {
             "fsdp2_units": len(self._units) + 1,
             "fsdp2_groups": len(self._all_groups()),
             "fsdp2_reshard_root": root[0] if root else None,
             "fsdp2_reshard_units": [
-                _reshard_of(group) for unit in self._units for group in _groups(unit[0])
+                reshard_of(group) for unit in self._units for group in groups_of(unit[0])
             ],
         }
 
@@ -123,58 +139,19 @@ class Fsdp2Engine:
         return [
             group
             for module in (self._module, *(unit[0] for unit in self._units))
-            for group in _groups(module)
+            for group in groups_of(module)
         ]
 
     def close(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
 
-    def _reshard(self) -> bool | int | None:
-        """Return what all units below the root agree on; ``None`` where they do not."""
-        found = {_reshard_of(group) for unit in self._units for group in _groups(unit[0])}
-        return found.pop() if len(found) == 1 else None
-
     def _layers_per_unit(self) -> int:
         """Return how many layers the unit of the first layer has."""
-        first = _state(self._layers[0])
-        return sum(1 for layer in self._layers if _state(layer) is first)
+        first = state_of(self._layers[0])
+        return sum(1 for layer in self._layers if state_of(layer) is first)
 
     def _embeddings_wrapped(self) -> bool:
-        return _state(self._embedding) is not None
-
-    def _forward_depth(self) -> int:
-        """Return how far anything looks ahead: with a single unit only the root does."""
-        states = [_state(self._module), *(_state(unit[0]) for unit in self._units)]
-        return max(len(state._states_to_forward_prefetch) for state in states)
-
-    def _backward_depth(self) -> int:
-        states = [_state(unit[0]) for unit in self._units]
-        lists = [state._states_to_backward_prefetch for state in states]
-        if any(targets == [state] for state, targets in zip(states, lists, strict=True)):
-            return 0
-        return max(1, *(len(targets) for targets in lists))
-
-
-def _state(module: nn.Module) -> Any:
-    from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
-
-    return _get_module_fsdp_state(module)
-
-
-def _groups(module: nn.Module) -> list[Any]:
-    state = _state(module)
-    if hasattr(state, "_fsdp_param_groups"):  # torch 2.12 and later
-        return list(state._fsdp_param_groups)
-    return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
-
-
-def _reshard_of(group: Any) -> bool | int:
-    after = group.post_forward_mesh_info
-    if after is None:
-        return False
-    if after == group.mesh_info:
-        return True
-    return int(after.shard_mesh_size)
+        return state_of(self._embedding) is not None
 
 
 def build(settings: dict[str, Any], plan: Plan, rank: RankContext) -> Fsdp2Engine:
@@ -184,15 +161,16 @@ def build(settings: dict[str, Any], plan: Plan, rank: RankContext) -> Fsdp2Engin
         IncompatibleConfigError: torch refuses the configuration.
     """
     family = family_of(plan.training.model.family)
+    master = settings["master_dtype"]
     module = family.build(
         plan.training.model,
-        dtype=TORCH_DTYPES[settings["master_dtype"]],
+        dtype=TORCH_DTYPES[settings.get("frozen_dtype", master)],
         kernels=plan.kernels,
         static_shapes=plan.cut.distinct_shapes == 1,
     )
+    lora.attach(module, plan.training, trained=TORCH_DTYPES[master])
     source = WeightSource.of(plan.training.model, module)
-    if plan.config.get("workload.activation_checkpointing", "none") == "full":
-        checkpointing.enable_full(module)
+    checkpointing.enable(module, recompute.wanted(plan))
     layers = list(family.layers(module))
     knobs = settings["fully_shard"]
     embedding, head = family.embeddings(module)
@@ -204,6 +182,7 @@ def build(settings: dict[str, Any], plan: Plan, rank: RankContext) -> Fsdp2Engin
     try:
         _shard(module, units, settings, plan)
         _set_prefetch(module, units, knobs)
+        fsdp2_settings.apply(module, units, knobs)
     except (ValueError, NotImplementedError) as error:
         raise IncompatibleConfigError(
             f"fully_shard of torch {torch.__version__} refuses the configuration: {error}"
@@ -229,7 +208,12 @@ def _shard(
         reduce_dtype=TORCH_DTYPES[mixed["reduce_dtype"]],
         cast_forward_inputs=mixed["cast_forward_inputs"],
     )
-    mesh = init_device_mesh(plan.topology.device, (plan.topology.processes,))
+    copies = settings["fully_shard"]["replicate"]
+    shape: tuple[int, ...] = (plan.topology.processes,)
+    names: tuple[str, ...] = ("shard",)
+    if copies > 1:
+        shape, names = (copies, plan.topology.processes // copies), ("replicate", "shard")
+    mesh = init_device_mesh(plan.topology.device, shape, mesh_dim_names=names)
     reshard = settings["fully_shard"]["reshard_after_forward"]
     for unit in units:
         target = unit[0] if len(unit) == 1 else unit

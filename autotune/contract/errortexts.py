@@ -2,9 +2,9 @@
 
 A rank asks for the exception that ended it, the coordinator for one that a rank could not name.
 The texts are those of torch 2.13 (``c10/cuda``, ``c10/core/impl/alloc_cpu.cpp``,
-``aten/src/ATen/MapAllocator.cpp``, ``torch/utils/data/_utils``), of NCCL (``src/misc/shmutils.cc``,
-``src/include/alloc.h``, ``src/include/checks.h``), of cuBLAS's status names, and of Triton
-(``triton/runtime/errors.py``).
+``aten/src/ATen/MapAllocator.cpp``, ``torch/utils/data/_utils``, ``torch/utils/checkpoint.py``), of
+NCCL (``src/misc/shmutils.cc``, ``src/include/alloc.h``, ``src/include/checks.h``), of cuBLAS's
+status names, and of Triton (``triton/runtime/errors.py``).
 """
 
 from __future__ import annotations
@@ -34,9 +34,14 @@ _PEER_TYPES: Final = frozenset(
         "DistStoreError",
     }
 )
-_REFUSAL_TYPES: Final = frozenset({"IncompatibleConfigError", "OutOfResources"})
-_REFUSAL: Final = re.compile(r"out of resource: (shared memory|threads|tensor memory)")
-"""A kernel that wants more of a processor than it has: a matter of its block sizes."""
+_REFUSAL_TYPES: Final = frozenset({"IncompatibleConfigError", "OutOfResources", "CheckpointError"})
+_REFUSAL: Final = re.compile(
+    r"out of resource: (shared memory|threads|tensor memory)|"
+    r"torch\.utils\.checkpoint: (Recomputed values|A different number of tensors|trying to save)|"
+    r"encountered during backward but not found in storage"
+)
+"""A kernel that wants more of a processor than it has: a matter of its block sizes. Activation
+checkpointing whose backward meets other tensors than its forward left: a matter of its mode."""
 _DEVICE_MEMORY: Final = re.compile(
     r"(CUDA|HIP|GPU|XPU).{0,40}out of memory|out of memory on dev|"
     r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|"

@@ -14,7 +14,7 @@ from autotune.contract.failures import FailureKind, Phase
 from autotune.contract.kernels import KernelCheck
 from autotune.contract.plan import CheckPoint, MicroStep
 
-ReadBackLevel = Literal["live", "parsed", "effect", "schedule"]
+ReadBackLevel = Literal["live", "parsed", "effect", "schedule", "environment"]
 RankStatus = Literal["measured", "stopped_early", "checked", "failed"]
 State = Literal["complete", "stopped_early", "failed", "interrupted"]
 
@@ -32,7 +32,8 @@ class ReadBack:
     actual: Any
     level: ReadBackLevel
     """``live``: the engine's or module's own state; ``parsed``: the engine's parsed config;
-    ``effect``: seen by what it does; ``schedule``: the micro-steps that ran."""
+    ``effect``: seen by what it does; ``schedule``: the micro-steps that ran; ``environment``: what
+    the process has set when the engine is built."""
 
     @property
     def in_effect(self) -> bool:
@@ -225,6 +226,9 @@ class Failure:
     """Traceback or the end of the log."""
     measured_s_per_it: float | None = None
     """Speed of a configuration that ran but was not valid: shown, never ranked."""
+    combination: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Settings, by full knob name, that are known to have brought it about together: every
+    configuration that has them all would fail like this."""
     limit_s: float | None = None
     """What the whole trial was allowed, where it passed a limit; with more it may succeed."""
 

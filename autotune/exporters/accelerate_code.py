@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from autotune.backends import deepspeed
 from autotune.contract.plan import Plan
+from autotune.exporters import checkpoint_code
 
 _TYPES: Final = {"fp32": "torch.float32", "bf16": "torch.bfloat16"}
 
@@ -37,11 +38,10 @@ def shard(accelerator, model):
         # whose class fully_shard renames.
         plugin.auto_wrap_policy = None
         plugin.activation_checkpointing = False
-    model.to(MASTER_DTYPE)
+    _hold(model)
     _checkpoint(model)
     units = _units(model)
-    world = torch.distributed.get_world_size()
-    mesh = init_device_mesh(accelerator.device.type, (world,))
+    mesh = _mesh(accelerator.device.type, torch.distributed.get_world_size())
     policy = MixedPrecisionPolicy(
         param_dtype=PARAM_DTYPE, reduce_dtype=REDUCE_DTYPE, cast_forward_inputs=True
     )
@@ -52,8 +52,43 @@ def shard(accelerator, model):
         )
     root = False if RESHARD_AFTER_FORWARD is False else None
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=root)
-    _set_prefetch(model, [unit[0] for unit in units])
+    heads = [unit[0] for unit in units]
+    _set_prefetch(model, heads)
+    _set_rest(model, heads)
     return model
+
+
+def before_backward(model, last):
+    """Call it before each backward; ``last``: whether the update follows it."""
+    if GRADIENT_SYNC == "last":
+        model.set_requires_gradient_sync(last)
+    elif GRADIENT_SYNC == "scatter":
+        model.set_requires_all_reduce(last)
+    if not RESHARD_AFTER_BACKWARD:
+        model.set_reshard_after_backward(last)
+
+
+def _mesh(device, world):
+    if REPLICATE > 1:
+        shape = (REPLICATE, world // REPLICATE)
+        return init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
+    return init_device_mesh(device, (world,))
+
+
+def _set_rest(model, heads):
+    if SEPARATE_REDUCE_SCATTER_GROUP:
+        model.set_separate_reduce_scatter_group(True)
+    if REDUCE_SCATTER_INPUT_BUFFERS > 1:
+        model.set_reduce_scatter_max_input_buffers(REDUCE_SCATTER_INPUT_BUFFERS)
+    for head in [model, *heads]:
+        if FORCE_SUM_REDUCTION:
+            head.set_force_sum_reduction_for_comms(True)
+        if ALLOCATE_FROM_PROCESS_GROUP:
+            head.set_allocate_memory_from_process_group_for_comm(True)
+    if WRAP_EMBEDDINGS and not UNSHARD_IN_BACKWARD:
+        heads[0].set_unshard_in_backward(False)
+    if KEEP_LAST_UNIT:
+        heads[-1].set_reshard_after_forward(False, recurse=False)
 
 
 def _units(model):
@@ -99,7 +134,7 @@ def as_measured(accelerator, model):
 
     Call it before the optimizer is made; then ``accelerator.prepare(model, optimizer)``.
     """
-    model.to(MASTER_DTYPE)
+    _hold(model)
     _checkpoint(model)
     if COMPUTE_DTYPE != MASTER_DTYPE:
         # Instead of accelerate's autocast, which decides the format of each operation.
@@ -144,16 +179,28 @@ def _compute_on_copy(model):
     model.register_forward_pre_hook(make)
 '''
 
-_CHECKPOINT: Final = """
 
-def _checkpoint(model):
-    if ACTIVATION_CHECKPOINTING:
-        arguments = {"use_reentrant": False}
-        if hasattr(model, "activation_checkpointing_enable"):
-            model.activation_checkpointing_enable(activation_checkpointing_kwargs=arguments)
-        else:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=arguments)
+_HOLD: Final = """
+
+def _hold(model):
+    model.to(MASTER_DTYPE)
 """
+
+_ADAPTERS: Final = '''
+
+def adapted(model):
+    """Freeze a transformers model and add the measured adapters; returns peft's model."""
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(model, LoraConfig(**LORA))
+
+
+def _hold(model):
+    """What is trained in the format of the optimizer's weights, the rest in that of compute."""
+    for weight in model.parameters():
+        if weight.is_floating_point():
+            weight.data = weight.data.to(MASTER_DTYPE if weight.requires_grad else FROZEN_DTYPE)
+'''
 
 
 def module_name(yaml_name: str) -> str:
@@ -177,7 +224,8 @@ def fsdp2(plan: Plan, rendered: Mapping[str, Any], about: str) -> str:
         "REDUCE_DTYPE": _TYPES[mixed["reduce_dtype"]],
         **_work(plan, rendered),
     }
-    return _head(about) + _FSDP2.format(constants=_constants(values)) + _CHECKPOINT
+    code = checkpoint_code.of(plan) + _hold(rendered)
+    return _head(about) + _FSDP2.format(constants=_constants(values)) + code
 
 
 def ddp(plan: Plan, rendered: Mapping[str, Any], arguments: Mapping[str, Any], about: str) -> str:
@@ -194,7 +242,13 @@ def ddp(plan: Plan, rendered: Mapping[str, Any], arguments: Mapping[str, Any], a
         "COMPUTE_DTYPE": _TYPES[rendered["precision"]["compute_dtype"]],
         **_work(plan, rendered),
     }
-    return _head(about) + _DDP.format(constants=_constants(values)) + _CHECKPOINT
+    code = checkpoint_code.of(plan) + _hold(rendered)
+    return _head(about) + _DDP.format(constants=_constants(values)) + code
+
+
+def _hold(rendered: Mapping[str, Any]) -> str:
+    """The functions of a companion that hold weights in their formats, and add adapters."""
+    return _ADAPTERS if "lora" in rendered else _HOLD
 
 
 def _head(about: str) -> str:
@@ -210,7 +264,6 @@ def _work(plan: Plan, rendered: Mapping[str, Any]) -> dict[str, str]:
     sizes = deepspeed.batch_sizes(plan)
     adam = {key: value for key, value in rendered["optimizer"].items() if key != "type"}
     adam["betas"] = tuple(adam["betas"])
-    checkpoints = plan.config.get("workload.activation_checkpointing", "none") != "none"
     by_rows = {
         "MICRO_BATCH": repr(sizes["train_micro_batch_size_per_gpu"]),
         "GRADIENT_ACCUMULATION_STEPS": repr(sizes["gradient_accumulation_steps"]),
@@ -218,11 +271,21 @@ def _work(plan: Plan, rendered: Mapping[str, Any]) -> dict[str, str]:
     by_tokens = plan.config.get("workload.max_tokens")
     return {
         "MASTER_DTYPE": _TYPES[rendered["master_dtype"]],
-        "ACTIVATION_CHECKPOINTING": repr(checkpoints),
+        **_adapters(rendered),
+        **checkpoint_code.constants(plan),
         "GLOBAL_BATCH": repr(plan.training.global_batch),
         **(by_rows if by_tokens is None else {"MAX_TOKENS": repr(by_tokens)}),
         "GRADIENT_CLIPPING": repr(rendered["gradient_clipping"]),
         "ADAMW": pprint.pformat(adam, width=90),
+    }
+
+
+def _adapters(rendered: Mapping[str, Any]) -> dict[str, str]:
+    if "lora" not in rendered:
+        return {}
+    return {
+        "FROZEN_DTYPE": _TYPES[rendered["frozen_dtype"]],
+        "LORA": pprint.pformat(rendered["lora"], width=90),
     }
 
 

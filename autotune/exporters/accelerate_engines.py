@@ -9,11 +9,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from autotune.backends import fsdp2 as fsdp2_backend
+from autotune.backends import recompute
 from autotune.backends.base import backend_of
 from autotune.contract.plan import Plan
 from autotune.errors import NothingToExportError
-from autotune.exporters import accelerate_code, batching, deepspeed, exactness, kernels
+from autotune.exporters import (
+    accelerate_code,
+    batching,
+    checkpoint_code,
+    deepspeed,
+    environment,
+    exactness,
+    finetuning,
+    kernels,
+)
 from autotune.exporters.base import ExportRequest
+from autotune.knobs.words import value_words
 
 _LEAVES_SINCE: Final = (0, 30)
 """First accelerate with ``deepspeed_moe_layer_cls_names``."""
@@ -92,6 +104,7 @@ def fsdp2(request: ExportRequest, name: str) -> Part:
     knobs = rendered["fully_shard"]
     layer = layer_class(plan.training.model.family)
     code = accelerate_code.module_name(name)
+    variables, said = environment.companion(plan, name, about(request))
     fsdp: dict[str, Any] = {
         "fsdp_version": 2,
         # A number (groups of so many processes) is no value of this field.
@@ -112,30 +125,51 @@ def fsdp2(request: ExportRequest, name: str) -> Part:
         files={
             f"{code}.py": accelerate_code.fsdp2(plan, rendered, about(request)),
             **kernels.files(plan, name, about(request)),
+            **variables,
         },
         notes=(
-            f"accelerate has no field for {', '.join(_beyond_accelerate(rendered))}: the "
+            f"accelerate has no field for {', '.join(_beyond_accelerate(plan, rendered))}: the "
             f"YAML alone runs accelerate's own, 'from {code} import shard' in your script and "
             "'model = shard(accelerator, model)' before the optimizer and prepare give what was "
             "measured",
+            *_accumulation_notes(rendered, code),
+            *said,
             *_batch_notes(plan, code, name),
         ),
         losses=batching.losses(plan),
     )
 
 
-def _beyond_accelerate(rendered: Mapping[str, Any]) -> list[str]:
+def _beyond_accelerate(plan: Plan, rendered: Mapping[str, Any]) -> list[str]:
     """What of the measured engine accelerate 1.15 cannot be told, in words."""
     knobs, mixed = rendered["fully_shard"], rendered["mixed_precision"]
-    native = {"layers_per_unit": 1, "forward_prefetch": 0, "backward_prefetch": 1}
-    found = [f"{key}={knobs[key]}" for key, own in native.items() if knobs[key] != own]
+    said = ("reshard_after_forward", "wrap_embeddings")
+    found = [
+        f"{key}={value_words(knobs[key])}"
+        for key, own in fsdp2_backend.DEFAULTS.items()
+        if key not in said and knobs[key] != own
+    ]
     if not isinstance(knobs["reshard_after_forward"], bool):
         found.append(f"reshard_after_forward={knobs['reshard_after_forward']}")
     # fsdp2_prepare_model always makes units of the embedding and of norm and head.
     found.append(f"wrap_embeddings={str(knobs['wrap_embeddings']).lower()}")
     if mixed["reduce_dtype"] != mixed["param_dtype"]:
         found.append(f"reduction in {mixed['reduce_dtype']}")
+    if not checkpoint_code.is_plain(plan) or recompute.rendered(plan.config).get("use_reentrant"):
+        found.append(f"activation checkpointing ({checkpoint_code.words(plan)})")
     return found
+
+
+def _accumulation_notes(rendered: Mapping[str, Any], code: str) -> tuple[str, ...]:
+    """What the training loop has to do where its micro-steps are prepared in another way."""
+    knobs = rendered["fully_shard"]
+    if knobs["gradient_sync"] == "last" and knobs["reshard_after_backward"]:
+        return ()
+    return (
+        f"between micro-steps: 'from {code} import before_backward' and "
+        "'before_backward(model, last)' before each backward, without accelerate's own "
+        "accumulate(), give what was measured",
+    )
 
 
 def ddp(request: ExportRequest, name: str) -> Part:
@@ -148,6 +182,7 @@ def ddp(request: ExportRequest, name: str) -> Part:
     said = {key: value for key, value in measured.items() if key in _DDP_FIELDS}
     code = accelerate_code.module_name(name)
     handled = ", ".join(f"{key}={value}" for key, value in said.items())
+    variables, setting = environment.companion(plan, name, about(request))
     return Part(
         settings={
             # One process is no distributed run to accelerate.
@@ -157,6 +192,7 @@ def ddp(request: ExportRequest, name: str) -> Part:
         files={
             f"{code}.py": accelerate_code.ddp(plan, rendered, said, about(request)),
             **kernels.files(plan, name, about(request)),
+            **variables,
         },
         notes=(
             f"accelerate's file has no field for DDP's arguments: 'from {code} import "
@@ -164,6 +200,7 @@ def ddp(request: ExportRequest, name: str) -> Part:
             f"give the measured ones ({handled})",
             f"{_beyond_ddp(plan)}: 'model = as_measured(accelerator, model)' before the "
             "optimizer and prepare gives what was measured",
+            *setting,
             *_batch_notes(plan, code, name),
         ),
         losses=(
@@ -213,8 +250,19 @@ def _batch_notes(plan: Plan, code: str, name: str) -> tuple[str, ...]:
     return (
         f"batch size, accumulation, optimizer and clipping are your script's: {code}.py holds the "
         "measured ones as constants",
+        *_adapter_notes(plan, code),
         *batching.notes(plan, "these files"),
         *kernels.notes(plan, name),
+    )
+
+
+def _adapter_notes(plan: Plan, code: str) -> tuple[str, ...]:
+    if plan.training.lora is None:
+        return ()
+    return (
+        f"'from {code} import adapted' and 'model = adapted(model)', before what is said above, "
+        "add the measured adapters",
+        *finetuning.notes(plan),
     )
 
 

@@ -15,7 +15,14 @@ from autotune.backends.base import backend_of
 from autotune.contract.command import PARAM, placeholders, text_of
 from autotune.contract.plan import CommandWorkload, Plan
 from autotune.errors import InputError, NothingToExportError
-from autotune.exporters import batching, exactness, kernels
+from autotune.exporters import (
+    batching,
+    checkpoint_code,
+    environment,
+    exactness,
+    finetuning,
+    kernels,
+)
 from autotune.exporters.asking import ask, is_installed
 from autotune.exporters.base import ExportRequest, ExportResult
 
@@ -51,11 +58,24 @@ def export(request: ExportRequest) -> ExportResult:
     rendered = exactness.exact(backend.render(plan), backend.knobs)
     _compare_with_run(request, rendered)
     text = exactness.json_text(rendered)
+    about = _about(request)
+    variables, said = environment.companion(plan, request.file_name, about)
+    switch, switched = checkpoint_code.companion(plan, request.file_name, about)
     version = load_in_deepspeed(rendered, plan.topology.processes)
     by_tokens = plan.config.get("workload.max_tokens") is not None
     return ExportResult(
-        files={request.file_name: text, **kernels.files(plan, request.file_name, _about(request))},
-        notes=(*_notes(request, rendered, version), *kernels.notes(plan, request.file_name)),
+        files={
+            request.file_name: text,
+            **kernels.files(plan, request.file_name, about),
+            **switch,
+            **variables,
+        },
+        notes=(
+            *switched,
+            *said,
+            *_notes(request, rendered, version),
+            *kernels.notes(plan, request.file_name),
+        ),
         adaptations=() if by_tokens or is_command else (_ACCUMULATION,),
         losses=_arguments(plan) if is_command else _losses(plan, rendered),
         checked_with=None if version is None else f"deepspeed {version}",
@@ -117,17 +137,17 @@ def _notes(
     plan = request.plan
     notes = [*batching.notes(plan, "this JSON, whose batch sizes take one row at a time")]
     checkpointing = plan.config.get("workload.activation_checkpointing")
-    if checkpointing not in (None, "none"):
+    if isinstance(plan.workload, CommandWorkload) and checkpointing not in (None, "none"):
         notes.append(
-            f"activation checkpointing ({checkpointing}) is switched on in the model "
-            "(gradient_checkpointing_enable), not by this JSON"
+            f"activation checkpointing ({checkpointing}) is switched on in the model, not by this "
+            "JSON"
         )
     if plan.config.get(f"{plan.backend}.offload_optimizer", "none") != "none":
         notes.append(
             "offloaded state is stepped by torch's AdamW on the CPU, as measured; without "
             "torch_adam DeepSpeed would compile its own, which rounds in another way"
         )
-    notes += leaf_notes(request)
+    notes += [*leaf_notes(request), *finetuning.notes(plan)]
     if not isinstance(plan.workload, CommandWorkload):
         arguments = _training_arguments(rendered)
         said = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
@@ -149,8 +169,9 @@ def leaf_notes(request: ExportRequest) -> tuple[str, ...]:
     if not leaves:
         return ()
     return (
-        f"experts are gathered as a whole: call set_z3_leaf_modules(model, {leaves}) of "
-        "deepspeed.utils before the engine starts, as the measured trial did",
+        f"experts are gathered as a whole ({', '.join(leaves)}): the JSON says it as "
+        "zero_optimization.leaf_module; for a DeepSpeed that does not know it, call "
+        f"set_z3_leaf_modules(model, {leaves}) of deepspeed.utils before the engine starts",
     )
 
 

@@ -14,6 +14,8 @@ from typing import Any, Final
 from autotune.contract.plan import CommandWorkload, Plan
 from autotune.knobs.kernels import KNOBS, OWNER
 
+_OPTIMIZER: Final = "adamw"
+"""The knob of the optimizer's step, which every target's own file or constants say."""
 _BY_PACKAGE: Final = ("linear_attention", "convolution")
 """Knobs whose kernels the library binds by itself where their package is installed."""
 _OWN: Final = ("convolution", "fla")
@@ -55,6 +57,7 @@ def changed(plan: Plan) -> dict[str, Any]:
         for name, value in plan.kernels.items()
         if name in defaults
         and value != defaults[name]
+        and name != _OPTIMIZER
         and (name not in _BY_PACKAGE or (name, value) == _OWN)
     }
 

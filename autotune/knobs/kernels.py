@@ -126,6 +126,29 @@ KNOBS: Final[tuple[Knob, ...]] = (
         meaning="layer: each decoder layer by torch.compile; its first steps take long, and shapes "
         "that vary are compiled as such.",
     ),
+    Knob(
+        owner=OWNER,
+        name="adamw",
+        type="text",
+        default=None,
+        choices=("fused", "foreach", "loop"),
+        # What autotune has always made, and torch's own choice without a device.
+        default_where=(("device == 'cuda'", "fused"), ("device == 'cpu'", "loop")),
+        numerics="order",
+        read_back="live",
+        read_from="fused and foreach of the optimizer's groups",
+        source="torch/optim/adamw.py",
+        meaning="fused: one kernel updates many weights; foreach: one operation after the other on "
+        "many weights, with a copy of them; loop: weight by weight.",
+        refused=(
+            (
+                "deepspeed",
+                "DeepSpeed's FusedAdam and CPUAdam are compiled at first use, for minutes, and "
+                "round in another way: torch's AdamW does the step under every engine",
+            ),
+        ),
+        later=True,
+    ),
 )
 
 REFUSED: Final[dict[str, str]] = {

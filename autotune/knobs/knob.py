@@ -8,7 +8,20 @@ from typing import Any, Literal
 KnobType = Literal["int", "float", "bool", "text", "structure"]
 """``structure``: any list, mapping or scalar, passed on as it stands."""
 Effect = Literal["neutral", "order", "rounding", "work"]
-ReadBackLevel = Literal["live", "parsed", "effect", "schedule"]
+ReadBackLevel = Literal["live", "parsed", "effect", "schedule", "environment"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Need:
+    """What a machine must have before a knob can be anything but its default."""
+
+    kind: Literal["device", "compiler", "torch_method"]
+    """``device``: a CUDA device; ``compiler``: nvcc, for what is built at first use;
+    ``torch_method``: a method of ``FSDPModule``."""
+    name: str = ""
+    """Of the method."""
+    values: tuple[Any, ...] = ()
+    """The values that need it; empty: all but the default."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,8 +52,8 @@ class Knob:
     ``search: {allow: [NAME]}`` to be tuned; ``work``: never tuned."""
     dead_when: str | None = None
     """Expression in the grammar of constraints over full or bare knob names and the facts
-    ``processes``, ``device``, ``compute``, ``accumulate`` (the workload's precision): while it
-    holds, the value changes nothing."""
+    ``processes``, ``device``, ``micro_steps`` (an iteration's, where rows say it), ``compute`` and
+    ``accumulate`` (the workload's precision): while it holds, the value changes nothing."""
     read_back: ReadBackLevel
     read_from: str
     """Where the worker reads it in the running engine."""
@@ -53,6 +66,15 @@ class Knob:
     """What ``auto`` means for trainers, as a formula; empty where it means nothing."""
     refused: tuple[tuple[Any, str], ...] = ()
     """Values that the owner defines and this version does not offer, each with the reason."""
+    needs: tuple[Need, ...] = ()
+    """What the machine must have; where it lacks it, the values are left out with the reason."""
+    pattern: str = ""
+    """Regular expression of the legal values of a text without ``choices``."""
+    form: str = ""
+    """The same in words, for messages."""
+    later: bool = False
+    """Whether the knob came after studies were made without it: at its default it leaves no trace
+    in a configuration's key, so that those studies keep theirs."""
 
     @property
     def always_dead(self) -> bool:

@@ -13,9 +13,11 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-from autotune.knobs.knob import Knob
+from autotune.knobs.knob import Knob, Need
 
 _CONFIG: Final = "deepspeed/runtime/zero/config.py"
+_BUILT: Final = (Need(kind="device"), Need(kind="compiler"))
+"""Of what DeepSpeed compiles at first use (``op_builder/quantizer.py``, ``op_builder/dc.py``)."""
 
 _FETCH: Final = (
     Knob(
@@ -137,6 +139,68 @@ _FETCH: Final = (
         read_from="which function torch.nn.functional.linear is",
         source=_CONFIG,
         meaning="A linear function that saves no gathered weight; off relies on autograd's own.",
+    ),
+)
+
+_HIERARCHY: Final = (
+    Knob(
+        owner="zero3",
+        name="zero_hpz_partition_size",
+        type="int",
+        default=1,
+        low=1,
+        unit="processes",
+        # Its history has wrong gradients: the numerics gate decides.
+        numerics="order",
+        read_back="live",
+        read_from="zero.Init.num_ranks_in_param_group, where it has a group",
+        source=_CONFIG,
+        meaning="A second copy of the weights in groups of so many processes, from which backward "
+        "gathers (ZeRO++); it must divide them. Fewer messages between groups, more memory.",
+        later=True,
+    ),
+    Knob(
+        owner="zero3",
+        name="zero_quantized_weights",
+        type="bool",
+        default=False,
+        numerics="rounding",
+        read_back="live",
+        read_from="zero.Init.quantized_weights",
+        source=_CONFIG,
+        meaning="Weights cross processes as 8-bit numbers (ZeRO++): half the traffic, rounded each "
+        "time.",
+        needs=_BUILT,
+        later=True,
+    ),
+    Knob(
+        owner="zero3",
+        name="zero_quantized_gradients",
+        type="bool",
+        default=False,
+        numerics="rounding",
+        read_back="live",
+        read_from="optimizer.all2all_process_group",
+        source="deepspeed/runtime/zero/stage3.py",
+        meaning="Gradients cross processes as 4-bit and 8-bit numbers (ZeRO++): a quarter of the "
+        "traffic, rounded each time.",
+        needs=_BUILT,
+        later=True,
+    ),
+    Knob(
+        owner="zero3",
+        name="deepcompile",
+        type="bool",
+        default=False,
+        numerics="order",
+        dead_when="device == 'cpu'",
+        read_back="live",
+        read_from="engine.is_deepcompile_active()",
+        source="deepspeed/compile/config.py",
+        meaning="The whole model by torch.compile, with gathers and reductions placed in its graph "
+        "(DeepCompile); its first steps take minutes.",
+        needs=_BUILT,
+        later=True,
     ),
 )
 
@@ -286,15 +350,15 @@ _OF_OTHER_STAGES: Final = (
     _dead("use_multi_rank_bucket_allreduce", "bool", True, "Stages 1 and 2 only."),
 )
 
-KNOBS: Final[tuple[Knob, ...]] = _FETCH + _REDUCE + _OFFLOADED + _OF_OTHER_STAGES
+KNOBS: Final[tuple[Knob, ...]] = _FETCH + _HIERARCHY + _REDUCE + _OFFLOADED + _OF_OTHER_STAGES
 
 REFUSED: Final[dict[str, str]] = {
-    "zero_quantized_weights": "it changes the numbers, and this version does not offer it",
-    "zero_quantized_gradients": "it changes the numbers, and this version does not offer it",
-    "zero_quantized_nontrainable_weights": "it changes the numbers, and is not offered yet",
-    "zero_hpz_partition_size": "hierarchical partitioning is not offered by this version",
+    "zero_quantized_nontrainable_weights": "DeepSpeed 0.19 keeps frozen weights so in float16 only",
+    "leaf_module": "the model's family says which modules are gathered as a whole",
     "stage": "the backend zero3 is stage 3, and under the backend deepspeed zero_stage says it",
     "compute_grad_norm": "without the norm no trial can be checked",
+    "zenflow": "it delays updates, which changes the numbers, and compiles an extension",
+    "hybrid_engine": "it compiles kernels for generating text, which no trial does",
 }
 """Settings that DeepSpeed has and a space file may not name, with the reason."""
 

@@ -77,8 +77,16 @@ THREAD_VARIABLES: Final = (
 )
 """Variables that libraries read when they are loaded to size their thread pools."""
 
-_LATE_NAMES: Final = frozenset({"CUDA_DEVICE_MAX_CONNECTIONS", "OMP_NUM_THREADS"})
-_LATE_PREFIXES: Final = ("NCCL_", "GLOO_")
+_LATE_NAMES: Final = frozenset(
+    {
+        "CUDA_DEVICE_MAX_CONNECTIONS",
+        "OMP_NUM_THREADS",
+        # The rank itself tells the allocator (``worker/allocator.py``).
+        "PYTORCH_ALLOC_CONF",
+        "PYTORCH_CUDA_ALLOC_CONF",
+    }
+)
+_LATE_PREFIXES: Final = ("NCCL_", "TORCH_NCCL_", "GLOO_")
 
 
 def is_dropped(name: str) -> bool:
@@ -116,6 +124,8 @@ def child_environment(
         # As DeepSpeed's own launcher does. Otherwise it runs `numactl` at each question for the
         # number of devices (``deepspeed/accelerator/cpu_accelerator.py``), 26 times in a trial.
         environment["LOCAL_SIZE"] = str(per_node)
+    for name in plan.unset:
+        environment.pop(name, None)
     environment |= plan.environment
     return environment, dropped
 

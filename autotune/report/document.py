@@ -1,7 +1,8 @@
 """The report as one JSON document: a contract for programs, and the source of the other reports.
 
-Beyond the keys that DESIGN.md fixes it holds ``running``, ``topology``, ``projection`` and
-``problems``; trials carry ``origin``, ``other_context``, ``outside_space``, ``unsteady``,
+Beyond the keys that DESIGN.md fixes it holds ``running``, ``topology``, ``projection``,
+``replayed_from`` (the table that the launches were played from) and ``problems``; trials carry
+``origin``, ``other_context``, ``outside_space``, ``unsteady``, ``unstable``,
 ``invalid_s_per_it``, ``warmup_s``, ``compile_s`` and ``log``; ``baseline`` and ``best`` carry
 ``read_back`` (how far each setting was seen in effect), ``implementations`` and ``unverified``;
 ``best`` carries the verdict's ``reason``, ``later_trials``, how many were launched after it, and
@@ -22,7 +23,7 @@ from typing import Any, Final
 
 from autotune.analysis.launches import LaunchTime, summarise
 from autotune.analysis.paired import launches_of
-from autotune.analysis.ranking import estimates
+from autotune.analysis.ranking import estimates, weighed
 from autotune.contract import codec
 from autotune.contract.failures import FailureKind
 from autotune.contract.outcome import Measurement, Outcome, PeakMemory
@@ -47,6 +48,7 @@ def build(contents: StudyContents) -> dict[str, Any]:
         "space_fingerprint": study.space_fingerprint,
         "running": contents.live,
         "environment": study.environment,
+        "replayed_from": study.environment.get("replayed_from"),
         "topology": codec.to_json(study.topology),
         "counts": counts(contents),
         "baseline": _configuration(contents, baseline),
@@ -75,13 +77,22 @@ def counts(contents: StudyContents) -> dict[str, int]:
 
 
 def ranking(contents: StudyContents) -> list[dict[str, Any]]:
-    """Valid trials, the fastest first, by the estimate from all launches of each."""
+    """Valid trials, the fastest first, by the estimate from all launches of each.
+
+    One that is unstable stands behind stable ones within 3 %.
+    """
     launches = contents.launches_in_order()
     numbers = [number for number, _ in launches]
     times = estimates(list(zip(numbers, launches_of(launches), strict=True)))
     valid = {trial.number for trial in contents.trials if contents.may_be_best(trial)}
-    order = sorted((seconds, number) for number, seconds in times.items() if number in valid)
-    return [{"trial": number, "s_per_it": seconds} for seconds, number in order]
+    rows = [
+        {"trial": number, "s_per_it": seconds, "unstable": contents.unstable(number)}
+        for number, seconds in times.items()
+        if number in valid
+    ]
+    return sorted(
+        rows, key=lambda row: (weighed(row["s_per_it"], unstable=row["unstable"]), row["trial"])
+    )
 
 
 def current_verdict(contents: StudyContents) -> Verdict | None:
@@ -94,19 +105,9 @@ def current_verdict(contents: StudyContents) -> Verdict | None:
         return None
     if verdict.space_fingerprint != study.space_fingerprint:
         return None
-    if verdict.verdict == "none_feasible" and _num_later(contents, verdict):
+    if verdict.verdict == "none_feasible" and contents.later_than(verdict.at):
         return None
     return verdict
-
-
-def _num_later(contents: StudyContents, verdict: Verdict) -> int:
-    """Trials that were launched after the verdict."""
-    return sum(
-        trial.header.created_at > verdict.at
-        or (trial.outcome is not None and trial.outcome.submitted_at > verdict.at)
-        for trial in contents.trials
-        if contents.comparable(trial) and contents.inside(trial)
-    )
 
 
 def _best(contents: StudyContents, baseline: TrialRecord | None) -> dict[str, Any]:
@@ -119,7 +120,7 @@ def _best(contents: StudyContents, baseline: TrialRecord | None) -> dict[str, An
         trial = None if verdict.best_trial is None else contents.trial(verdict.best_trial)
     more = {
         "reason": verdict.reason or None,
-        "later_trials": _num_later(contents, verdict),
+        "later_trials": len(contents.later_than(verdict.at)),
         "compared": [codec.to_json(one) for one in verdict.compared],
     }
     if trial is None or _time(contents, trial) is None:
@@ -146,7 +147,12 @@ def _result_of(
 def _unconfirmed(contents: StudyContents, baseline: TrialRecord | None) -> dict[str, Any]:
     failed_again = contents.disqualified()
     timed = [
-        (time.median, trial.number, trial)
+        (
+            weighed(time.median, unstable=contents.unstable(trial.number)),
+            trial.number,
+            trial,
+            time.median,
+        )
         for trial in contents.trials
         if trial.state == "complete"
         and (trial is baseline or (contents.inside(trial) and trial.number not in failed_again))
@@ -157,7 +163,7 @@ def _unconfirmed(contents: StudyContents, baseline: TrialRecord | None) -> dict[
         failed = any(t.state == "failed" for t in contents.trials if contents.comparable(t))
         word = "none_feasible" if given_up and failed else None
         return _result_of(contents, None, None, word)
-    median, _, trial = min(timed, key=lambda item: item[:2])
+    _, _, trial, median = min(timed, key=lambda item: item[:2])
     reference = None if baseline is None else _time(contents, baseline)
     speedup = None
     if reference is not None:
@@ -245,6 +251,7 @@ def _trial(contents: StudyContents, trial: TrialRecord) -> dict[str, Any]:
         "distinct_shapes": measured.distinct_shapes if measured else None,
         "memory": _memory(measured),
         "alloc_retries": measured.alloc_retries if measured else None,
+        "unstable": contents.unstable(trial.number) if measured else None,
         "recompiled_iterations": measured.recompiled_iterations if measured else None,
         "throttled": measured.throttled if measured else None,
         "unsteady": measured.unsteady if measured else None,

@@ -215,6 +215,7 @@ def _trial_cells(trial: Mapping[str, Any]) -> tuple[str, ...]:
         text
         for key, text in (
             ("unsteady", "unsteady"),
+            ("unstable", "unstable"),
             ("other_context", "not comparable"),
             ("outside_space", "outside the space"),
         )

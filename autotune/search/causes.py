@@ -15,6 +15,7 @@ from autotune.contract.folder import AttemptFolder
 from autotune.contract.outcome import Failure, RankError, RankRecord
 from autotune.contract.plan import CommandWorkload, Plan
 from autotune.launchers.base import JobStatus, RankExit
+from autotune.search import pairs
 from autotune.space.place import printable
 
 LOG_TAIL_BYTES: Final = 4000
@@ -69,7 +70,7 @@ def find_cause(
     own = [item for item in errors if kind_of(item[1]) != "infra"]
     dead = _unexplained(readings, status)
     if own and (dead is None or not _came_first(dead, own[0][1])):
-        return _from_error(folder, *own[0])
+        return _from_error(plan, folder, *own[0])
     if dead is not None:
         return _from_exit(folder, dead, status.phase, oom_kills)
     damaged = next((reading for reading in readings if reading.problem is not None), None)
@@ -82,7 +83,7 @@ def find_cause(
             kind="infra", reason="the process that starts the ranks ended", phase=status.phase
         )
     if errors:
-        return _from_error(folder, *errors[0])
+        return _from_error(plan, folder, *errors[0])
     if signalled:
         rank, error = signalled[0]
         reason = f"rank {rank} was ended by a signal from outside"
@@ -139,16 +140,20 @@ def _errors(readings: Sequence[RankReading]) -> list[tuple[int, RankError]]:
     ]
 
 
-def _from_error(folder: AttemptFolder, rank: int, error: RankError) -> Failure:
+def _from_error(plan: Plan, folder: AttemptFolder, rank: int, error: RankError) -> Failure:
     name = error.type.rsplit(".", 1)[-1]
     first_line = error.message.strip().splitlines()[0] if error.message.strip() else ""
     reason = first_line or name
     kind = kind_of(error)
     if kind in ("crash", "infra") and first_line:
         reason = f"{name}: {first_line}"
+    settings = pairs.combination(plan, name, error.message)
+    if settings:
+        reason = f"{pairs.words(plan, settings)}: {reason}"
     return Failure(
         kind=kind,
         reason=shortened(reason),
+        combination=settings,
         rank=rank,
         phase=error.phase,
         iteration=error.iteration,

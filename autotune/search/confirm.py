@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Sequence
 from typing import Final, Literal
 
 from autotune.analysis.paired import CONFIDENCE, Comparison, Turn, compare_turns
+from autotune.analysis.ranking import weighed
 from autotune.search import history, noise, ties
 from autotune.search.events import ConfirmationStarted, EventSink, Finished, Message
 from autotune.search.loop import Loop
@@ -62,11 +62,7 @@ def standing_verdict(contents: StudyContents, finalists: int) -> Verdict | None:
         return None
     if verdict.num_finalists < finalists:
         return None
-    later = any(
-        trial.header.created_at > verdict.at and contents.inside(trial)
-        for trial in history.comparable(contents)
-    )
-    return None if later else verdict
+    return None if contents.later_than(verdict.at) else verdict
 
 
 def choose_finalists(
@@ -122,9 +118,18 @@ class _Confirmation:
             self._lead = chosen[0].number
             if self._run([trial.number for trial in chosen]):
                 why_none = ""
-                break
-            why_none = ALL_FAILED
+                if not self._others_are_better(chosen):
+                    break
+            else:
+                why_none = ALL_FAILED
         return self._judge(why_none)
+
+    def _others_are_better(self, chosen: Sequence[TrialRecord]) -> bool:
+        """Whether the leading one proved unstable and a stable one now leads."""
+        contents = self._recorder.contents()
+        again = choose_finalists(contents, self._loop.device, self._wanted)
+        lead = chosen[0].number
+        return contents.unstable(lead) and bool(again) and again[0].number != lead
 
     def _run(self, alive: list[int]) -> bool:
         """Launch the missing rounds; false when all finalists failed."""
@@ -187,14 +192,31 @@ class _Confirmation:
             for trial in tried
             if (found := self._compare(trial.number, confidence)) is not None
         ]
-        judged.sort(key=lambda one: -one.found.ratio)
+        judged.sort(key=self._weight)
         told = [one for one in judged if one.found.rounds >= MIN_ROUNDS or _is_slower(one)]
         if not told:
             rounds = max((one.found.rounds for one in judged), default=0)
             failed = f"the baseline failed when it was launched again: {rounds} whole rounds"
             return self._verdict("keep_baseline", self._baseline, reason=why_none or failed)
-        faster = [one for one in told if one.found.verdict_hint == "faster"]
+        faster = [
+            one
+            for one in told
+            if one.found.verdict_hint == "faster" and not self._stable_baseline_is_near(one)
+        ]
         return self._fastest(faster, told) if faster else self._no_gain(told)
+
+    def _weight(self, one: _Judged) -> float:
+        """Its time in baselines, as it counts among others."""
+        unstable = self._recorder.contents().unstable(one.trial.number)
+        return weighed(1.0 / one.found.ratio, unstable=unstable)
+
+    def _stable_baseline_is_near(self, one: _Judged) -> bool:
+        """Whether the baseline is stable, the other is not, and the gain is within the margin."""
+        return not self._unstable([self._baseline]) and self._weight(one) >= 1.0
+
+    def _unstable(self, trials: Sequence[TrialRecord]) -> frozenset[int]:
+        contents = self._recorder.contents()
+        return frozenset(one.number for one in trials if contents.unstable(one.number))
 
     def _fastest(self, faster: Sequence[_Judged], judged: Sequence[_Judged]) -> Verdict:
         """The fastest; where launches cannot tell it from others, the tie rule decides."""
@@ -203,11 +225,14 @@ class _Confirmation:
         for other in faster[1:]:
             if self._are_tied(lead, other, confidence_for(len(faster) - 1)):
                 tied.append(other)
-        best = ties.winner([one.trial for one in tied], self._baseline)
+        trials = [one.trial for one in tied]
+        best = ties.winner(trials, self._baseline, unstable=self._unstable(trials))
         reason = ""
         if best.number != lead.trial.number:
             less = ties.needs_less_memory(best, lead.trial)
             why = "with less memory" if less else "nearer to the baseline"
+            if lead.trial.number in self._unstable(trials):
+                why = "and its allocator never ran out of room"
             reason = f"as fast as trial {lead.trial.number} within the noise, {why}"
         found = next(one for one in tied if one.trial.number == best.number)
         return self._verdict("faster", best, shown=found, judged=judged, reason=reason)
@@ -227,7 +252,9 @@ class _Confirmation:
         lighter = [
             one
             for one in judged
-            if one.found.verdict_hint == "tie" and ties.needs_less_memory(one.trial, self._baseline)
+            if one.found.verdict_hint == "tie"
+            and ties.needs_less_memory(one.trial, self._baseline)
+            and not (self._unstable([one.trial]) and not self._unstable([self._baseline]))
         ]
         if lighter:
             best = ties.winner([one.trial for one in lighter], self._baseline)
@@ -239,6 +266,13 @@ class _Confirmation:
         reason = f"{who} showed a gain beyond the noise between launches"
         if len(judged) == 1:
             reason = f"{who} showed no gain beyond the noise between launches"
+        near = [one for one in judged if one.found.verdict_hint == "faster"]
+        if near:
+            gain = near[0].found.ratio - 1.0
+            reason = (
+                f"trial {near[0].trial.number} is {gain:.1%} faster, and its allocator ran out of "
+                "room while it was timed: the baseline's did not"
+            )
         shown = judged[0]
         return self._verdict(
             "keep_baseline", self._baseline, shown=shown, judged=judged, reason=reason
@@ -267,7 +301,7 @@ class _Confirmation:
             reason=reason,
             context=study.context,
             space_fingerprint=study.space_fingerprint,
-            at=time.time(),
+            at=self._recorder.now(),
         )
 
 

@@ -1,20 +1,26 @@
 """What a failure for memory says about configurations that need at least as much.
 
-All else equal, more rows or tokens a micro-step and no activation checkpointing never need less
-memory. Such configurations are known not to fit and cost no launch.
+All else equal, more rows or tokens a micro-step, fewer layers that recompute and no activation
+checkpointing never need less memory. Such configurations are known not to fit and cost no launch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
-_GROWING: Final = ("workload.micro_batch", "workload.max_tokens")
+_GROWING: Final = ("workload.micro_batch", "workload.max_tokens", "workload.checkpoint_every")
 _BATCHING: Final = "workload.batching"
 _CHECKPOINTING: Final = "workload.activation_checkpointing"
 MIN_FAILURES: Final = 2
 """Failures for memory before larger cuts are avoided."""
-_BY_MEMORY: Final[Mapping[str, int]] = {"full": 0, "none": 1}
+_NEEDS_AS_MUCH: Final[Mapping[str, Collection[str]]] = {
+    "full": ("full",),
+    "selective": ("full", "selective"),
+    "none": ("full", "none"),
+}
+"""What each mode needs at least the memory of. What ``selective`` keeps may be more than what the
+backward of a layer without it needs."""
 
 
 def known_too_large(
@@ -38,7 +44,7 @@ def _needs_as_much(values: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
             if value < other[name]:
                 return False
         elif name == _CHECKPOINTING:
-            if _BY_MEMORY.get(value, -1) < _BY_MEMORY.get(other[name], 2):
+            if other[name] not in _NEEDS_AS_MUCH.get(value, (value,)):
                 return False
         elif type(value) is not type(other[name]) or value != other[name]:
             return False

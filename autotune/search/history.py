@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from autotune.analysis.paired import Launch, launches_of
-from autotune.analysis.ranking import estimates
+from autotune.analysis.ranking import estimates, weighed
 from autotune.contract.failures import POLICIES, FailureKind
 from autotune.contract.outcome import Failure
+from autotune.knobs.words import settings_words
+from autotune.search import pairs
 from autotune.search.dominance import known_too_large, likely_too_large
 from autotune.search.observations import Observation
 from autotune.space.model import Config
@@ -134,6 +136,17 @@ def is_probably_too_large(contents: StudyContents, config: Config) -> bool:
     return likely_too_large(config.backend, config.values, _out_of_memory(contents), fitted)
 
 
+def is_known_to_fail(contents: StudyContents, config: Config) -> str | None:
+    """Why settings of ``config`` are known not to work together; ``None`` if they are not."""
+    for trial, failure in _failures(contents):
+        if trial.header.backend == config.backend and pairs.holds(failure.combination, config):
+            named = settings_words(
+                {name.partition(".")[2]: value for name, value in failure.combination.items()}
+            )
+            return f"{named}: incompatible in trial {trial.number}"
+    return None
+
+
 def _out_of_memory(contents: StudyContents) -> list[tuple[str, dict[str, Any]]]:
     return [
         (trial.header.backend, trial.header.config)
@@ -167,10 +180,17 @@ def _of_the_search(contents: StudyContents) -> tuple[tuple[int, Launch], ...]:
 
 
 def ranking(contents: StudyContents) -> tuple[TrialRecord, ...]:
-    """Complete trials that may be best, the fastest first: inside the space, or the baseline."""
+    """Complete trials that may be best, the fastest first: inside the space, or the baseline.
+
+    One that is unstable stands behind stable ones that are nearly as fast.
+    """
     times = search_times(contents)
     ranked = [
-        (times[trial.number], trial.number, trial)
+        (
+            weighed(times[trial.number], unstable=contents.unstable(trial.number)),
+            trial.number,
+            trial,
+        )
         for trial in contents.trials
         if trial.number in times and contents.may_be_best(trial)
     ]

@@ -143,7 +143,7 @@ class Loop:
                 round=round_,
                 comparison=comparison,
                 context=self._contents.study.context,
-                created_at=time.time(),
+                created_at=self._recorder.now(),
             )
         )
         outcome = self._runner.run(
@@ -185,7 +185,7 @@ class Loop:
                 reason=f"the baseline failed: {failure.reason}",
                 context=self._contents.study.context,
                 space_fingerprint=self._contents.study.space_fingerprint,
-                at=time.time(),
+                at=self._recorder.now(),
             )
         )
         raise NothingFeasibleError(
@@ -247,6 +247,9 @@ class Loop:
             return "already launched"
         if history.is_too_large(self._contents, config):
             return "needs at least the memory of one that did not fit"
+        known = history.is_known_to_fail(self._contents, config)
+        if known is not None:
+            return known
         refusal = self._planner.refusal(config)
         return None if refusal is None else refusal.reason
 
@@ -265,7 +268,7 @@ class Loop:
                 space_fingerprint=study.space_fingerprint,
                 inside_space=self._space.assignment_of(config) is not None
                 and self._space.violated(config) is None,
-                created_at=time.time(),
+                created_at=self._recorder.now(),
             )
         )
         record = self._contents.trial(number)

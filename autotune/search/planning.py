@@ -25,6 +25,7 @@ from autotune.contract.plan import (
 )
 from autotune.data.schedule import make_schedule
 from autotune.errors import InputError
+from autotune.knobs import environment
 from autotune.models.family import family_of
 from autotune.models.kernels import table as kernels
 from autotune.space.model import Config
@@ -110,6 +111,11 @@ def deadlines(max_trial_time_s: float) -> Deadlines:
     )
 
 
+def _contradicting_variables(config: Config) -> Refusal | None:
+    found = environment.contradiction(config.values)
+    return None if found is None else Refusal(about=found[0], reason=found[1])
+
+
 @dataclasses.dataclass(kw_only=True)
 class Planner:
     """Makes the plans of one study. Schedules are kept: many configurations share a cut."""
@@ -147,6 +153,7 @@ class Planner:
         rules = measuring(self.topology)
         if whole_window:
             rules = dataclasses.replace(rules, interval_share=0.0)
+        variables, unset = environment.variables(config.values)
         return Plan(
             study=self.study,
             number=number,
@@ -155,7 +162,7 @@ class Planner:
             key=config.key,
             backend=config.backend,
             config=dict(config.values),
-            verify=self._verify(config),
+            verify=self.verified(config),
             unverified=dict(self.space.unverified),
             workload=self.workload,
             schedule=schedule,
@@ -164,6 +171,8 @@ class Planner:
             numerics=numerics(self.workload.precision, self._comparable(config, reference)),
             deadlines=self._deadlines(),
             memory_margin_share=self.space.search.memory_margin_share,
+            environment=variables,
+            unset=unset,
         )
 
     def _comparable(self, config: Config, reference: Reference) -> Reference:
@@ -200,6 +209,7 @@ class Planner:
         assert schedule is not None
         return (
             self._too_long(schedule)
+            or _contradicting_variables(config)
             or self._mixed(config)
             or backend_of(config.backend).validate(config.values, self.workload, self.topology)
         )
@@ -252,7 +262,7 @@ class Planner:
                 self._schedules[cut] = str(error)
         return self._schedules[cut]
 
-    def _verify(self, config: Config) -> tuple[str, ...]:
+    def verified(self, config: Config) -> tuple[str, ...]:
         """All that the user tunes or sets and that is live in ``config``."""
         named = {param.knob for param in self.space.params}
         named |= set(self.space.fixed) | set(self.space.baseline)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from autotune.contract.outcome import PeakMemory
@@ -13,13 +13,17 @@ SAME_MEMORY: Final = 0.02
 """Share by which peaks must differ before the smaller one decides a tie."""
 
 
-def winner(tied: Sequence[TrialRecord], baseline: TrialRecord) -> TrialRecord:
+def winner(
+    tied: Sequence[TrialRecord], baseline: TrialRecord, *, unstable: Collection[int] = ()
+) -> TrialRecord:
     """Return the one with the least memory; among equals the one nearest the baseline.
 
     Args:
         tied: Measured trials, at least one; the baseline may be among them.
         baseline: What nearness is to.
+        unstable: Numbers of those that lose against any other.
     """
+    tied = [trial for trial in tied if trial.number not in unstable] or tied
     least = min(peak_bytes(trial) for trial in tied)
     light = [trial for trial in tied if peak_bytes(trial) * (1.0 - SAME_MEMORY) <= least]
     return min(light, key=lambda trial: (*distance(trial, baseline), trial.number))

@@ -35,6 +35,12 @@ _NO_LIMIT: Final = (
     "it is cut by max_tokens, the length of its rows, and nothing here sets or tunes that"
 )
 _RESHARD: Final = "fsdp2.reshard_after_forward"
+_DIVIDING: Final = (
+    "fsdp2.replicate",
+    "zero3.zero_hpz_partition_size",
+    "deepspeed.zero_hpz_partition_size",
+)
+"""Knobs whose value must divide the processes."""
 
 
 def bind(space: SearchSpace, topology: Topology, limits: Limits) -> SearchSpace:
@@ -56,7 +62,7 @@ def bind(space: SearchSpace, topology: Topology, limits: Limits) -> SearchSpace:
         params.append(dataclasses.replace(param, domain=domain))
     for section, given in (("fixed", space.fixed), ("baseline", space.baseline)):
         for name, value in given.items():
-            _refuse(space, topology, name, value, space.places[f"{section}.{name}"])
+            _refuse(space, topology, name, value, space.place(f"{section}.{name}"))
     _check_default_cut(space, topology)
     kept = [item for item in space.dropped if item.topology is None]
     return dataclasses.replace(
@@ -151,6 +157,8 @@ def impossible(space: SearchSpace, topology: Topology, name: str, value: Any) ->
         )
     if name == _RESHARD:
         return _refused_group(value, topology.processes)
+    if name in _DIVIDING and topology.processes % value != 0:
+        return _not_dividing(topology.processes)
     return None
 
 
@@ -163,9 +171,11 @@ def _refused_group(value: int, processes: int) -> str | None:
     """As ``torch/distributed/fsdp/_fully_shard/_fsdp_init.py``, which wants a true divisor."""
     if value == processes:
         return f"on {processes} {_processes(processes)} it is the same as true"
-    if processes % value != 0:
-        return f"it does not divide the {processes} {_processes(processes)}"
-    return None
+    return _not_dividing(processes) if processes % value != 0 else None
+
+
+def _not_dividing(processes: int) -> str:
+    return f"it does not divide the {processes} {_processes(processes)}"
 
 
 def _processes(number: int) -> str:
@@ -179,7 +189,12 @@ def _restrict(
     domain = param.domain
     if isinstance(domain, Choices):
         return _restrict_choices(space, topology, param, domain)
-    if isinstance(domain, FloatRange) or param.knob not in (_ROWS, _TOKENS, _RESHARD):
+    if isinstance(domain, FloatRange) or param.knob not in (
+        _ROWS,
+        _TOKENS,
+        _RESHARD,
+        *_DIVIDING,
+    ):
         return domain, []
     if param.knob == _TOKENS:
         return _raise_low(space, topology, param, domain)

@@ -47,13 +47,17 @@ def with_defaults(
     """Return ``values`` with the defaults that depend on other knobs in place of ``None``."""
     found = dict(values)
     for knob in knobs:
-        if found.get(knob.full_name, knob) is not None:
-            continue
-        for condition, default in knob.default_where:
-            if _parsed(condition).evaluate(_known(knob, found, facts)):
-                found[knob.full_name] = default
-                break
+        if knob.default_where and found.get(knob.full_name, knob) is None:
+            found[knob.full_name] = default_of(knob, found, facts)
     return found
+
+
+def default_of(knob: Knob, values: Mapping[str, Any], facts: Mapping[str, Any]) -> Any:
+    """Return the owner's default beside ``values``; ``None`` where it has none."""
+    for condition, default in knob.default_where:
+        if _parsed(condition).evaluate(_known(knob, values, facts)):
+            return default
+    return knob.default
 
 
 def _known(knob: Knob, values: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,6 +86,20 @@ def facts(workload: CommandSpec | WorkloadSpec) -> dict[str, Any]:
 @functools.cache
 def _parsed(text: str) -> Expression:
     return Expression.parse(text)
+
+
+def at_later_defaults(
+    values: Mapping[str, Any], knobs: Iterable[Knob], facts: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Return the full names in ``values`` of later knobs that are at their default."""
+    found = []
+    for knob in knobs:
+        if knob.later and knob.full_name in values:
+            default = default_of(knob, values, facts)
+            value = values[knob.full_name]
+            if type(value) is type(default) and value == default:
+                found.append(knob.full_name)
+    return tuple(found)
 
 
 def config_key(backend: str, values: Mapping[str, Any], dead: Iterable[str]) -> str:

@@ -87,7 +87,7 @@ class Catalogue:
 
     def _unknown(self, name: str, place: Place) -> Exception:
         owner, _, bare = name.rpartition(".")
-        if owner == "env" or bare in environment.FORBIDDEN:
+        if owner == environment.OWNER or bare in (*environment.FORBIDDEN, *environment.REFUSED):
             return self._environment(bare, place)
         if bare in workload.WORK and owner in ("", "workload"):
             return place.error(
@@ -125,14 +125,18 @@ class Catalogue:
         return place.error(f"unknown knob {reading.shown(name)}", hint=hint)
 
     def _environment(self, name: str, place: Place) -> Exception:
+        inherited = "set it in the environment that starts autotune; every rank inherits it"
         if name in environment.FORBIDDEN:
             return place.error(
-                f"{name} is a setting of the site and is never changed nor tuned",
-                hint="set it in the environment that starts autotune; every rank inherits it",
+                f"{name} is a setting of the site and is never changed nor tuned", hint=inherited
             )
+        if name in environment.REFUSED:
+            return place.error(f"env.{name} cannot be a knob: {environment.REFUSED[name]}")
+        close = reading.nearest(name, [knob.name for knob in environment.KNOBS])
+        known = ", ".join(f"env.{knob.name}" for knob in environment.KNOBS)
         return place.error(
-            f"env.{name} cannot be a knob: no environment variable is one in this version",
-            hint="set it in the environment that starts autotune; every rank inherits it",
+            f"env.{name} is no knob (known: {known})",
+            hint=f"did you mean env.{close}?" if close else inherited,
         )
 
     def _others_with(self, name: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any, Final, TypeVar
@@ -151,10 +152,10 @@ def knob_value(node: Node, knob: Knob) -> Any:
     """
     if knob.type == "structure":
         return plain(node, knob.name)
-    if knob.type == "text":
-        return text(node, knob.name, [choice for choice in knob.choices if choice is not None])
-    if knob.default is None and is_null(node):
+    if knob.default is None and knob.type != "text" and is_null(node):
         return None
+    if knob.type == "text":
+        return _text_value(node, knob)
     if knob.type == "bool":
         return boolean(node, knob.name)
     if any(isinstance(choice, bool) for choice in knob.choices) and isinstance(node, Scalar):
@@ -165,6 +166,20 @@ def knob_value(node: Node, knob: Knob) -> Any:
         high = MAX_INT if knob.high is None else knob.high
         return integer(node, knob.name, low=knob.low, high=high)
     return real(node, knob.name, low=knob.low, high=knob.high)
+
+
+def _text_value(node: Node, knob: Knob) -> str | None:
+    if knob.pattern and is_null(node):
+        return None
+    for value, reason in knob.refused:
+        if isinstance(node, Scalar) and node.text == value:
+            raise node.place.error(f"{knob.name} cannot be {value}: {reason}")
+    found = text(node, knob.name, [choice for choice in knob.choices if choice is not None])
+    if knob.pattern and re.fullmatch(knob.pattern, found) is None:
+        raise node.place.error(
+            f"{knob.name} cannot be {shown(found)}", hint=f"write {knob.form}, or null"
+        )
+    return found
 
 
 def plain(node: Node, what: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 from autotune.contract import command
 from autotune.contract.plan import Topology
 from autotune.errors import InputError
-from autotune.knobs import kernels
+from autotune.knobs import environment, kernels
 from autotune.knobs.knob import Knob
 from autotune.space import binding, canonical, domains, meaning
 from autotune.space.model import (
@@ -29,7 +29,7 @@ from autotune.space.place import Place
 CUTS = ("workload.micro_batch", "workload.max_tokens")
 """The two ways to cut a global batch; a configuration has exactly one."""
 
-SHARED_OWNERS = ("workload", kernels.OWNER, command.OWNER)
+SHARED_OWNERS = ("workload", kernels.OWNER, environment.OWNER, command.OWNER)
 """Owners whose knobs are live whatever the backend."""
 
 
@@ -146,6 +146,23 @@ class SearchSpace:
             SpaceError: None would be left.
         """
         return binding.drop_values(self, knob, reasons)
+
+    def without_param(self, knob: str, reason: str) -> SearchSpace:
+        """Return this space with a knob, by full name, tuned no more, and say why."""
+        gone = [param for param in self.params if param.knob == knob]
+        lost = [
+            Dropped(param=param.name, value=None, reason=reason, topology=self.topology)
+            for param in gone
+        ]
+        return dataclasses.replace(
+            self,
+            params=tuple(param for param in self.params if param.knob != knob),
+            dropped=(*self.dropped, *lost),
+        )
+
+    def with_baseline(self, values: Mapping[str, Any]) -> SearchSpace:
+        """Return this space with more values, by full knob name, in its baseline."""
+        return dataclasses.replace(self, baseline={**values, **self.baseline})
 
     @property
     def unresolved(self) -> tuple[str, ...]:
@@ -311,9 +328,18 @@ class SearchSpace:
         if self.topology is not None:
             facts |= {"processes": self.topology.processes, "device": self.topology.device}
         values = canonical.with_defaults(values, self.knobs.values(), facts)
+        facts |= self._micro_steps(values)
         dead = canonical.dead_knobs(values, self.knobs.values(), facts)
-        key = canonical.config_key(backend, values, dead)
+        traceless = canonical.at_later_defaults(values, self.knobs.values(), facts)
+        key = canonical.config_key(backend, values, (*dead, *traceless))
         return Config(backend=backend, values=dict(sorted(values.items())), dead=dead, key=key)
+
+    def _micro_steps(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """An iteration's micro-steps as a fact for conditions, where rows say how many."""
+        rows = values.get("workload.micro_batch")
+        if self.topology is None or rows is None:
+            return {}
+        return {"micro_steps": self.workload.global_batch // (rows * self.topology.processes)}
 
     def _cut(self, tuned: Mapping[str, Any]) -> dict[str, Any]:
         """Return the cut knobs, exactly one of them with a value: the more deliberate one."""

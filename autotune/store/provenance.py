@@ -1,6 +1,7 @@
 """Where a study ran: versions, processor, accelerators. Reads metadata, imports nothing heavy.
 
-Secrets are not collected: no environment variables, no user name, no command line.
+Secrets are not collected: no user name, no command line, and of the environment only the variables
+of allocator, driver and NCCL that knobs know or that are the site's alone.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import os
 import platform
 import socket
 import subprocess
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +18,12 @@ from typing import Any, Final
 import autotune
 from autotune.contract import jsonfile
 from autotune.contract.plan import Topology
+from autotune.knobs import environment as environment_knobs
+from autotune.knobs.environment import FORBIDDEN
 
+_TUNABLE: Final = tuple(
+    dict.fromkeys((*environment_knobs.ALLOCATOR_NAMES, *(k.name for k in environment_knobs.KNOBS)))
+)
 _KERNELS: Final = (
     "flash-attn",
     "flash-linear-attention",
@@ -26,7 +33,8 @@ _KERNELS: Final = (
     "kernels",
 )
 _PACKAGES: Final = (
-    "torch", "transformers", "deepspeed", "triton", "optuna", "accelerate", *_KERNELS
+    "torch", "transformers", "deepspeed", "triton", "optuna", "accelerate", "peft",
+    "bitsandbytes", *_KERNELS,
 )  # fmt: skip
 _TIMED_PACKAGES: Final = ("torch", "transformers", "deepspeed", "triton", *_KERNELS)
 """Packages whose version may change a step's time."""
@@ -49,10 +57,16 @@ def environment(topology: Topology) -> dict[str, Any]:
         "cpu": _cpu_model(),
         "cpu_cores": len(os.sched_getaffinity(0)),
         "device": topology.device,
+        "variables": variables(os.environ),
         **(_accelerators() if topology.device == "cuda" else {"gpus": [], "driver": None}),
         "git": _git(),
         "hostname": socket.gethostname(),
     }
+
+
+def variables(present: Mapping[str, str]) -> dict[str, str]:
+    """Return what the site itself has set of the variables that change a step on a device."""
+    return {name: present[name] for name in (*_TUNABLE, *FORBIDDEN) if name in present}
 
 
 def environment_fingerprint(found: dict[str, Any]) -> str:
@@ -60,12 +74,18 @@ def environment_fingerprint(found: dict[str, Any]) -> str:
 
     The host's name, the kernel's release, the state of the user's repository and the versions of
     autotune, Optuna and Accelerate are left out: another node of the same kind is comparable.
+    Times that are played from a table are comparable with no others.
     """
     timed = {
         "python": ".".join(str(found["python"]).split(".")[:2]),
         "packages": {k: v for k, v in found["packages"].items() if k in _TIMED_PACKAGES},
         **{key: found[key] for key in ("machine", "cpu", "cpu_cores", "device", "gpus", "driver")},
     }
+    if "replayed_from" in found:
+        timed["replayed_from"] = found["replayed_from"]["sha256"]
+    changed = {k: v for k, v in found.get("variables", {}).items() if k in _TUNABLE}
+    if changed and found["device"] == "cuda":
+        timed["variables"] = changed
     return jsonfile.digest(timed)
 
 

@@ -12,8 +12,10 @@ from autotune.analysis import kernels
 from autotune.backends.base import Engine
 from autotune.contract.outcome import ReadBack, ReadBackLevel
 from autotune.contract.plan import Plan
+from autotune.knobs import environment
 from autotune.models.family import family_of
 from autotune.models.kernels import table
+from autotune.worker import allocator
 from autotune.worker.failures import NotInEffectError
 
 if TYPE_CHECKING:
@@ -25,20 +27,44 @@ if TYPE_CHECKING:
 
 def read_engine(plan: Plan, engine: Engine) -> dict[str, ReadBack]:
     """Return the backend's knobs, environment, kernels and checkpointing, as they are now."""
-    found = dict(engine.read_back())
-    found["workload.activation_checkpointing"] = (_checkpointing(engine.module), "live")
+    found = {**engine.read_back(), **_checkpointing(engine.module)}
     family = family_of(plan.training.model.family)
     for knob, choice in table.bound(family, engine.module).items():
-        found[f"kernel.{knob}"] = (choice, "live")
-    for name in plan.config:
+        if choice:  # empty: the model has no layer of this type
+            found[f"kernel.{knob}"] = (choice, "live")
+    for name, asked in plan.config.items():
         owner, _, variable = name.partition(".")
-        if owner == "env":
-            found[name] = (_typed(os.environ.get(variable), plan.config[name]), "live")
+        if owner != environment.OWNER:
+            continue
+        if variable == environment.ALLOCATOR:
+            found[name] = (allocator.settings(asked), "live")
+        else:
+            found[name] = (_typed(os.environ.get(variable), asked), "environment")
     return {
         name: ReadBack(requested=plan.config[name], actual=actual, level=level)
         for name, (actual, level) in found.items()
         if name in plan.config
     }
+
+
+def require_trainable(plan: Plan, module: torch.nn.Module) -> None:
+    """Check that as many parameters are trained as the workload says.
+
+    Raises:
+        NotInEffectError: More or fewer are.
+    """
+    # ZeRO-3 leaves an empty tensor in place of a parameter that is elsewhere.
+    found = sum(
+        int(getattr(parameter, "ds_numel", parameter.numel()))
+        for parameter in module.parameters()
+        if parameter.requires_grad
+    )
+    wanted = plan.training.num_trainable
+    if found != wanted:
+        raise NotInEffectError(
+            f"workload.finetune: {plan.training.finetune} trains {wanted:,} parameters, and the "
+            f"built model has {found:,} that are trained"
+        )
 
 
 def read_formats(plan: Plan, engine: Engine) -> dict[str, ReadBack]:
@@ -121,6 +147,7 @@ _LEVELS: dict[ReadBackLevel, str] = {
     "parsed": "its parsed configuration",
     "effect": "seen by what it does",
     "schedule": "the micro-steps that ran",
+    "environment": "set in its process",
 }
 
 
@@ -135,13 +162,20 @@ def require_same_kernels(plan: Plan, bound: Mapping[str, str]) -> None:
         raise NotInEffectError(problem)
 
 
-def _checkpointing(module: torch.nn.Module) -> str:
+def _checkpointing(module: torch.nn.Module) -> dict[str, tuple[Any, ReadBackLevel]]:
     from autotune.models import checkpointing
 
     try:
-        return "full" if checkpointing.is_active(module) else "none"
-    except ValueError:
-        return "some layers"
+        seen = checkpointing.found(module)
+    except ValueError as error:
+        return {"workload.activation_checkpointing": (str(error), "live")}
+    found: dict[str, tuple[Any, ReadBackLevel]] = {
+        "workload.activation_checkpointing": (seen.mode, "live")
+    }
+    if seen.mode != "none":
+        found["workload.checkpoint_every"] = (seen.every, "live")
+        found["workload.use_reentrant"] = (seen.reentrant, "live")
+    return found
 
 
 def _batching(plan: Plan) -> str:

@@ -120,6 +120,7 @@ class _Session:
         stream.prepare()
         read_back = attestation.read_engine(plan, engine)
         attestation.require_in_effect(plan, read_back, owners={plan.backend, "env", "kernel"})
+        attestation.require_trainable(plan, engine.module)
         torch.manual_seed(plan.training.model.seed)
         meter_memory.reset()
 
@@ -201,12 +202,19 @@ def _prepare(plan: Plan, rank: int) -> _Place:
     """Bind the device, set threads and seeds."""
     import torch
 
-    local_rank = int(os.environ.setdefault("LOCAL_RANK", str(rank)))
+    from autotune.worker import allocator
+
     topology = plan.topology
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", topology.processes // topology.nodes))
+    # Ranks that a fork server made are told theirs; nodes hold ranks in order, and as many each.
+    per_node = topology.processes // topology.nodes
+    local_rank = int(os.environ.setdefault("LOCAL_RANK", str(rank % per_node)))
+    local = int(os.environ.setdefault("LOCAL_WORLD_SIZE", str(per_node)))
     os.environ.setdefault("RANK", str(rank))
     os.environ.setdefault("WORLD_SIZE", str(topology.processes))
+    for name in plan.unset:
+        os.environ.pop(name, None)
     os.environ.update(plan.environment)
+    allocator.apply(plan)
     notes: dict[str, Any] = {}
     if topology.device == "cuda":
         torch.cuda.set_device(local_rank)

@@ -12,6 +12,7 @@ import pytest
 from accelerate_exports import exported
 from study_factory import StudyBuilder, make_plan
 
+ROOT = Path(__file__).resolve().parents[2]
 TRAIN = """
 import json, torch
 from accelerate import Accelerator
@@ -19,6 +20,7 @@ from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from acc_setup import shard
 from transformers import AutoModelForCausalLM, Qwen3Config
 from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state as state
+from autotune.backends.fsdp2_state import groups_of
 
 accelerator = Accelerator(cpu=True)
 # Accelerate switches FSDP on for accelerators only; the code that prepares a model is the same.
@@ -52,7 +54,10 @@ if accelerator.is_main_process:
         "forward": [len(s._states_to_forward_prefetch) for s in states],
         "backward": [len(s._states_to_backward_prefetch) for s in states],
         "wrapped": [type(layer).__name__ for layer in model.get_decoder().layers],
-        "checkpointing": all(layer.gradient_checkpointing for layer in layers),
+        "checkpointing": [layer.gradient_checkpointing for layer in layers],
+        "selective": "context_fn" in layers[0]._gradient_checkpointing_func.keywords,
+        "copies": [groups_of(layer)[0].mesh_info.replicate_mesh_size for layer in layers],
+        "kept": [groups_of(layer)[0].post_forward_mesh_info is None for layer in layers],
         "learned": losses[1] < losses[0],
     }))
 """
@@ -133,7 +138,10 @@ def test_the_code_beside_an_fsdp2_yaml_is_taken_by_accelerate_as_it_is(
             "fsdp2.layers_per_unit": 1,
             "fsdp2.forward_prefetch": 2,
             "fsdp2.backward_prefetch": 2,
-            "workload.activation_checkpointing": "full",
+            "fsdp2.replicate": 2,
+            "fsdp2.keep_last_unit": True,
+            "workload.activation_checkpointing": "selective",
+            "workload.checkpoint_every": 2,
         },
     )
     for name, text in result.files.items():
@@ -143,7 +151,7 @@ def test_the_code_beside_an_fsdp2_yaml_is_taken_by_accelerate_as_it_is(
     done = subprocess.run(
         [*launch, "--config_file", "acc.yaml", "train.py"],
         cwd=tmp_path,
-        env=os.environ | {"ACCELERATE_USE_CPU": "1", "PYTHONPATH": str(tmp_path)},
+        env=os.environ | {"ACCELERATE_USE_CPU": "1", "PYTHONPATH": f"{tmp_path}:{ROOT}"},
         capture_output=True,
         text=True,
         check=False,
@@ -155,6 +163,9 @@ def test_the_code_beside_an_fsdp2_yaml_is_taken_by_accelerate_as_it_is(
         "forward": [2, 2, 1, 0],
         "backward": [0, 1, 2, 2],
         "wrapped": ["FSDPQwen3DecoderLayer"] * 4,
-        "checkpointing": True,
+        "checkpointing": [True, False, True, False],
+        "selective": True,
+        "copies": [2, 2, 2, 2],
+        "kept": [False, False, False, True],
         "learned": True,
     }

@@ -141,7 +141,7 @@ def test_fsdp2_in_accelerates_own_names_and_accelerate_agrees(study: StudyBuilde
         "PARAM_DTYPE = torch.bfloat16",
         "REDUCE_DTYPE = torch.float32",
         "GRADIENT_ACCUMULATION_STEPS = 4",
-        "ACTIVATION_CHECKPOINTING = True",
+        "ACTIVATION_CHECKPOINTING = 'full'",
     ):
         assert f"\n{line}\n" in code
 
@@ -191,7 +191,7 @@ def test_what_the_trainer_has_to_do_is_said_for_every_engine(
 ) -> None:
     full = {"workload.activation_checkpointing": "full", "workload.batching": "sorted"}
     result = exported(study, backend, config=full)
-    assert "ACTIVATION_CHECKPOINTING = True" in result.files["acc_setup.py"]
+    assert "ACTIVATION_CHECKPOINTING = 'full'" in result.files["acc_setup.py"]
     assert "MASTER_DTYPE = torch.float32" in result.files["acc_setup.py"]
     assert any("batching: sorted" in note for note in result.notes)
     packed = {"batching": "packed", "max_tokens": 512, "micro_batch": None}

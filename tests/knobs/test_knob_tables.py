@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 
 import pytest
 
@@ -33,8 +34,12 @@ def test_an_entry_is_complete(knob: Knob) -> None:
         assert knob.low <= knob.default
     else:
         assert knob.default in knob.choices
-    if knob.type == "text":
+    if knob.type == "text" and knob.default is not None:
         assert knob.default in knob.choices
+    if knob.pattern:
+        assert knob.form
+    for _, default in knob.default_where:
+        assert default in knob.choices or knob.type == "bool"
 
 
 @pytest.mark.parametrize("owner", TABLES)
@@ -53,7 +58,8 @@ def test_a_condition_of_death_names_siblings_and_facts(knob: Knob) -> None:
     if not knob.name.startswith("offload_"):
         known -= {knob.name}
     expression = Expression.parse(knob.dead_when)
-    assert set(expression.names) <= known | {"processes", "device", "compute", "accumulate"}
+    facts = {"processes", "device", "compute", "accumulate", "micro_steps"}
+    assert set(expression.names) <= known | facts
 
 
 @pytest.mark.parametrize("name", [knob.name for knob in zero3.KNOBS])
@@ -83,7 +89,7 @@ def test_deepspeed_defaults_are_those_of_the_installed_one_at_each_stage(stage: 
     config = config_class(stage=stage)
     by_alias = {field.alias or name: name for name, field in config_class.model_fields.items()}
     for knob in deepspeed.KNOBS:
-        if knob.name == "zero_stage" or knob.name.startswith("offload_"):
+        if knob.name in ("zero_stage", "deepcompile") or knob.name.startswith("offload_"):
             continue
         default = knob.default
         for condition, value in knob.default_where:
@@ -113,8 +119,13 @@ def test_site_settings_are_never_knobs() -> None:
         "TORCH_SYMM_MEM_DISABLE_MULTICAST",
         "NVSHMEM_DISABLE_NVLS",
     }
-    assert not {knob.name for knob in ALL} & set(environment.FORBIDDEN)
-    assert environment.KNOBS == ()
+    names = {knob.name for knob in ALL}
+    assert not names & set(environment.FORBIDDEN)
+    for knob in environment.KNOBS:
+        assert not re.search(r"NVLS|MULTICAST|CLOCK|POWER|PERSISTENCE|MIG", knob.name)
+    for value in (1, None):
+        found, unset = environment.variables({f"env.{knob.name}": value for knob in ALL})
+        assert not (set(found) | set(unset)) & set(environment.FORBIDDEN)
 
 
 def test_refused_names_are_no_knobs() -> None:
@@ -130,7 +141,7 @@ def test_zero3_defaults_are_those_of_the_installed_deepspeed() -> None:
     fields = config_class.model_fields
     by_alias = {field.alias or name: name for name, field in fields.items()}
     for knob in zero3.KNOBS:
-        if knob.name.startswith("offload_"):
+        if knob.name.startswith("offload_") or knob.name == "deepcompile":
             continue  # sections of their own, see below
         attribute = by_alias.get(knob.name, by_alias.get(f"stage3_{knob.name}", knob.name))
         assert getattr(config, attribute) == knob.default, knob.name
@@ -144,7 +155,8 @@ def test_zero3_bounds_are_those_of_the_installed_deepspeed() -> None:
             continue
         accepted = config_class(stage=3, **{knob.name: knob.low})
         assert knob.low in accepted.model_dump().values(), knob.name
-        if knob.name != "stage3_module_granularity_threshold":
+        # A group of none is no group to DeepSpeed; here it is 1, which is what it does.
+        if knob.name not in ("stage3_module_granularity_threshold", "zero_hpz_partition_size"):
             with pytest.raises(ValueError):
                 config_class(stage=3, **{knob.name: knob.low - 1})
 
@@ -162,6 +174,33 @@ def test_fsdp2_defaults_are_those_of_the_installed_torch() -> None:
     assert state._states_to_backward_prefetch == []
     assert knobs["forward_prefetch"].default == 0
     assert knobs["backward_prefetch"].default == 1
+
+
+def test_deepcompile_is_off_in_the_installed_deepspeed() -> None:
+    config = pytest.importorskip("deepspeed.compile.config").CompileConfig()
+    knob = next(knob for knob in zero3.KNOBS if knob.name == "deepcompile")
+    assert config.deepcompile is knob.default is False
+
+
+def test_fsdp2_setters_have_the_installed_torchs_defaults(tmp_path) -> None:
+    """Read from a group that torch has just made; what this torch lacks is needed by name."""
+    fully_shard = pytest.importorskip("torch.distributed.fsdp").fully_shard
+    import torch
+    import torch.distributed as dist
+
+    from autotune.backends import fsdp2_settings, fsdp2_state
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        module = fully_shard(torch.nn.Linear(2, 2))
+        groups = fsdp2_state.groups_of(module)
+        found = fsdp2_settings.read_communication(groups)
+        found["unshard_in_backward"] = fsdp2_state.flag(groups, "unshard_in_backward", None)
+        found["reshard_after_backward"] = fsdp2_state.flag(groups, "reshard_after_backward", None)
+    finally:
+        dist.destroy_process_group()
+    defaults = {knob.name: knob.default for knob in fsdp2.KNOBS}
+    assert found == {name: defaults[name] for name in found}
 
 
 def test_ddp_defaults_are_those_of_the_installed_torch() -> None:

@@ -42,6 +42,7 @@ class Act:
     checks: tuple[CheckPoint, ...] = CHECKS
     peak_bytes: int = GIB
     limit_bytes: int = 10 * GIB
+    alloc_retries: int = 0
     actual: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Values that the engine has instead of the requested ones."""
     stopped_early: bool = False
@@ -106,6 +107,7 @@ def record_of(plan: Plan, rank: int, act: Act) -> RankRecord:
             peak_timed_bytes=act.peak_bytes,
             peak_worst_case_bytes=act.peak_bytes,
             memory_limit_bytes=act.limit_bytes,
+            alloc_retries=act.alloc_retries,
             read_back={
                 name: ReadBack(
                     requested=plan.config[name],
@@ -222,6 +224,7 @@ class Bench:
         *,
         space: str = SPACE,
         trials: int = 6,
+        study: str = "s",
         interrupts: Interrupts | None = None,
         prepare: Callable[[ScriptedLauncher], None] = lambda launcher: None,
         **options: Any,
@@ -234,7 +237,7 @@ class Bench:
         request = SearchRequest(
             space=str(self.file),
             trials=trials,
-            study="s",
+            study=study,
             runs=self.runs,
             make_launcher=lambda folder, topology, space: launcher,
             command=("autotune", "search", "--space", str(self.file)),

@@ -104,7 +104,7 @@ def test_words_stay_text_for_text_knobs(load: Load, other: str) -> None:
 def test_an_unknown_word_of_a_text_knob_lists_the_known_ones(load: Load) -> None:
     """BUG-002"""
     error = fault(load, "activation_checkpointing: {choices: [off, full]}")
-    assert "needs one of none, full, found 'off'" in str(error)
+    assert "needs one of none, full, selective, found 'off'" in str(error)
 
 
 def test_switches_read_words_as_true_and_false(load: Load) -> None:

@@ -7,7 +7,7 @@ import pytest
 from autotune.contract.plan import Optimizer, Precision
 from autotune.errors import SpaceError
 from autotune.space.loader import parse_space
-from autotune.space.model import IntRange
+from autotune.space.model import IntRange, LoraSpec
 from autotune.space.search_space import SearchSpace
 
 Load = Callable[..., SearchSpace]
@@ -101,7 +101,7 @@ def test_the_objective_cannot_be_another(load: Load) -> None:
         ("parameters: {}", "6:1", "did you mean params?"),
         ("reduce_bucket_size: 1", "6:1", "it belongs under params, fixed or baseline"),
         ("reduce_bucket_sise: 1", "6:1", "did you mean the knob reduce_bucket_size?"),
-        ("zero_hpz_partition_size: 2", "6:1", "is not offered by this version"),
+        ("zero_quantized_nontrainable_weights: true", "6:1", "in float16 only"),
         ("offload_param: cpu", "6:1", "it belongs under params, fixed or baseline"),
         ("search: {trial: 3}", "6:10", "did you mean trials?"),
         ("search: {params: 3}", "6:10", "params belongs at the top level"),
@@ -172,7 +172,8 @@ def test_fsdp2_has_no_keys_to_pass_through(load: Load) -> None:
         ("zero_stage: {choices: [2, 3]}", "zero_stage is a knob of deepspeed"),
         ("env.NCCL_NVLS_ENABLE: {choices: [0, 1]}", "never changed nor tuned"),
         ("NVSHMEM_DISABLE_NVLS: {choices: [0, 1]}", "never changed nor tuned"),
-        ("env.OMP_NUM_THREADS: {choices: [1, 2]}", "no environment variable is one"),
+        ("env.OMP_NUM_THREADS: {choices: [1, 2]}", "divides the host's cores"),
+        ("env.HOME: {choices: [1, 2]}", "env.HOME is no knob"),
         ("reshard_after_forward: {choices: [on, off]}", "is a knob of fsdp2"),
         ("trials: {choices: [1, 2]}", "does not belong under params"),
         ("backend: {choices: [zero3, fsdp2]}", "does not belong under params"),
@@ -249,7 +250,22 @@ def test_sections_that_cannot_be(load: Load, rest: str, words: str) -> None:
         ("optimizer: {betas: [0.9]}", "needs two numbers"),
         ("optimizer: {betas: [0.9, 1]}", "below 1"),
         ("optimzer: {}", "unknown key 'optimzer'"),
-        ("finetune: lora", "needs one of full"),
+        ("finetune: adapters", "needs one of full, lora, qlora"),
+        ("finetune: ", "needs one of full, lora, qlora, found nothing"),
+        ("finetune: [lora]", "found a list"),
+        ("finetune: {full: {}}", "unknown key 'full' under workload.finetune"),
+        ("finetune: {lora: {}, qlora: {}}", "needs one of lora and qlora, found 2"),
+        ("finetune: {}", "needs one of lora and qlora, found 0"),
+        ("finetune: {lora: 16}", "workload.finetune.lora needs a mapping"),
+        ("finetune: {lora: {rank: 0}}", "workload.finetune.lora.rank must be at least 1"),
+        ("finetune: {lora: {rank: 1.5}}", "rank needs a whole number"),
+        ("finetune: {qlora: {alpha: 0}}", "workload.finetune.qlora.alpha must be above 0"),
+        ("finetune: {lora: {dropout: 0.05}}", "dropout must be 0"),
+        ("finetune: {lora: {dropout: -1}}", "dropout must be at least 0"),
+        ("finetune: {lora: {targets: all}}", "targets needs one of all-linear"),
+        ("finetune: {lora: {targets: []}}", "targets is an empty list"),
+        ("finetune: {lora: {targets: [q_proj, q_proj]}}", "has q_proj twice"),
+        ("finetune: {lora: {r: 8}}", "unknown key 'r' under workload.finetune.lora"),
         ("batching: foo", "batching needs one of"),
         ("load_weights: 1", "needs true or false"),
         ("micro_batch: 2, max_tokens: 9000", "either by micro_batch"),
@@ -261,6 +277,38 @@ def test_workloads_that_cannot_be(load: Load, workload: str, words: str) -> None
     with pytest.raises(SpaceError, match=words) as caught:
         load(workload=", " + workload)
     assert str(caught.value).startswith("space.yaml:3:")
+
+
+@pytest.mark.parametrize(
+    ("written", "kind", "lora"),
+    [
+        ("full", "full", None),
+        ("lora", "lora", LoraSpec(rank=16, alpha=32.0, targets=None)),
+        ("qlora", "qlora", LoraSpec()),
+        ("{lora: {}}", "lora", LoraSpec()),
+        (
+            "{lora: {rank: 8, alpha: 1.6e1, dropout: 0.0, targets: [v_proj, q_proj]}}",
+            "lora",
+            LoraSpec(rank=8, alpha=16.0, targets=("q_proj", "v_proj")),
+        ),
+        ("{qlora: {targets: all-linear, x-note: as the paper}}", "qlora", LoraSpec()),
+    ],
+)
+def test_what_is_trained(load: Load, written: str, kind: str, lora: LoraSpec | None) -> None:
+    workload = load(workload=f", finetune: {written}").workload
+    assert (workload.finetune, workload.lora) == (kind, lora)
+
+
+def test_pefts_own_names_lead_to_ours(load: Load) -> None:
+    for name, meant in {
+        "r": "rank",
+        "lora_alpha": "alpha",
+        "lora_dropout": "dropout",
+        "target_modules": "targets",
+    }.items():
+        with pytest.raises(SpaceError, match="unknown key") as caught:
+            load(workload=f", finetune: {{lora: {{{name}: 8}}}}")
+        assert caught.value.hint == f"did you mean {meant}?"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,75 @@
+"""Settings that do not work together, learnt from one failure: no other launch has them.
+
+What an error says of a configuration as a whole teaches little. Some errors are known to come from
+few settings: those are named in the failure, and every configuration that has them all, live, is
+ruled out without a launch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from autotune.contract.plan import CommandWorkload, Plan
+from autotune.knobs.words import settings_words
+from autotune.space.model import Config
+
+_MODE: Final = "workload.activation_checkpointing"
+_REENTRANT: Final = "workload.use_reentrant"
+_COMPILE: Final = "kernel.compile"
+_RECOMPUTE_TYPE: Final = "CheckpointError"
+_RECOMPUTE: Final = re.compile(
+    r"torch\.utils\.checkpoint: (Recomputed values|A different number of tensors|"
+    r"trying to save more tensors|Unpack is being triggered)"
+)
+"""Backward found other tensors than forward left (``torch/utils/checkpoint.py``): what holds the
+weights changed their shape in between."""
+_SELECTIVE: Final = re.compile(
+    r"encountered during backward but not found in storage|"
+    r"backward an extra time.*selective activation checkpoint"
+)
+"""The same where a policy decides what is kept."""
+
+
+def combination(plan: Plan, type_name: str, message: str) -> dict[str, Any]:
+    """Return the settings, by full knob name, that an error comes from; empty if none is known.
+
+    Args:
+        plan: What ran.
+        type_name: Bare name of the exception's class.
+        message: Its text.
+    """
+    if isinstance(plan.workload, CommandWorkload) or plan.config.get(_MODE, "none") == "none":
+        return {}
+    if _SELECTIVE.search(message):
+        found = {_MODE: plan.config[_MODE]}
+    elif type_name == _RECOMPUTE_TYPE or _RECOMPUTE.search(message):
+        found = {_REENTRANT: bool(plan.config.get(_REENTRANT))}
+    else:
+        return {}
+    if plan.config.get(_COMPILE, "none") != "none":
+        found[_COMPILE] = plan.config[_COMPILE]
+    return found
+
+
+def words(plan: Plan, settings: Mapping[str, Any]) -> str:
+    """``use_reentrant=false, compile=layer do not work together under fsdp2``."""
+    named = settings_words({name.partition(".")[2]: value for name, value in settings.items()})
+    if len(settings) > 1:
+        text = f"{named} do not work together"
+    else:
+        frozen = plan.training.finetune != "full"
+        text = f"{named} does not work" + (" with frozen weights" if frozen else "")
+    return f"{text} under {plan.backend}"
+
+
+def holds(settings: Mapping[str, Any], config: Config) -> bool:
+    """Whether ``config`` has all of the settings, and none of them is dead in it."""
+    return bool(settings) and all(
+        name in config.values
+        and name not in config.dead
+        and type(config.values[name]) is type(value)
+        and config.values[name] == value
+        for name, value in settings.items()
+    )

@@ -1,0 +1,115 @@
+"""Settings that fail together are learnt from one launch (BUG-036)."""
+
+from __future__ import annotations
+
+import pytest
+from scripted import Act, Bench
+
+from autotune.contract import errortexts
+from autotune.contract.plan import Plan
+
+SPACE = """
+version: 1
+backend: zero3
+workload: {model: qwen3-tiny, global_batch: 16, data: {lengths: ultrachat-like, max_length: 64}}
+topology: {processes: 2}
+params:
+  micro_batch: {choices: [1, 2, 4]}
+  activation_checkpointing: {choices: [none, full, selective]}
+  use_reentrant: {choices: [true, false]}
+"""
+SHAPES = (
+    "torch.utils.checkpoint: Recomputed values for the following tensors have different metadata "
+    "than during the forward pass.\ntensor at position 3: saved metadata: {'shape': [64, 32]}"
+)
+
+
+def newer_mode_fails(plan: Plan) -> Act:
+    """As frozen weights under ZeRO-3: only the mode that is not reentrant meets other shapes."""
+    mode = plan.config["workload.activation_checkpointing"]
+    if mode == "none" or plan.config["workload.use_reentrant"]:
+        return Act()
+    return Act(error=SHAPES, error_type="torch.utils.checkpoint.CheckpointError", phase="check")
+
+
+def test_a_failing_pair_is_named_learnt_once_and_the_other_mode_is_tried(bench: Bench) -> None:
+    result = bench.search(newer_mode_fails, space=SPACE, trials=30, anchors=False)
+    failures = [
+        trial.outcome.failure
+        for trial in result.contents.trials
+        if trial.outcome is not None and trial.outcome.failure is not None
+    ]
+    assert len(failures) == 1
+    assert failures[0].kind == "incompatible"
+    assert failures[0].combination == {"workload.use_reentrant": False}
+    assert failures[0].reason.startswith("use_reentrant=false does not work under zero3: ")
+    measured = {
+        (plan.config["workload.activation_checkpointing"], plan.config["workload.use_reentrant"])
+        for plan in bench.launcher.trials()
+    }
+    assert ("full", True) in measured
+    # 3 cuts without recomputation (one of them the baseline) and 3 in the working mode.
+    assert len(bench.launcher.trials()) == 6 + 1
+    assert "use_reentrant=false: incompatible in trial" in bench.messages()
+
+
+def test_a_pair_of_settings_rules_out_only_configurations_that_have_both(bench: Bench) -> None:
+    space = SPACE.replace("backend: zero3", "backend: fsdp2").replace(
+        "  use_reentrant: {choices: [true, false]}", "  kernel.compile: {choices: [none, layer]}"
+    )
+
+    def script(plan: Plan) -> Act:
+        both = plan.config["kernel.compile"] == "layer"
+        if both and plan.config["workload.activation_checkpointing"] != "none":
+            return Act(error=SHAPES, error_type="torch.utils.checkpoint.CheckpointError")
+        return Act()
+
+    result = bench.search(script, space=space, trials=40, anchors=False)
+    failed = [trial for trial in result.contents.trials if trial.outcome.failure is not None]
+    assert len(failed) == 1
+    assert failed[0].outcome.failure.combination == {
+        "workload.use_reentrant": False,
+        "kernel.compile": "layer",
+    }
+    reason = failed[0].outcome.failure.reason
+    assert "use_reentrant=false, compile=layer do not work together under fsdp2" in reason
+    tried = {
+        (plan.config["kernel.compile"], plan.config["workload.activation_checkpointing"])
+        for plan in bench.launcher.trials()
+    }
+    assert {("layer", "none"), ("none", "full"), ("none", "selective")} <= tried
+
+
+def test_a_search_that_goes_on_remembers(bench: Bench) -> None:
+    bench.search(newer_mode_fails, space=SPACE, trials=30, anchors=False)
+    wider = SPACE.replace("[1, 2, 4]", "[1, 2, 4, 8]")
+    bench.search(newer_mode_fails, space=wider, trials=60, anchors=False)
+    assert not any(
+        plan.config["workload.activation_checkpointing"] != "none"
+        and not plan.config["workload.use_reentrant"]
+        for plan in bench.launcher.trials()
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        ({"CheckpointError", "RuntimeError"}, "anything"),
+        ({"RuntimeError"}, SHAPES),
+        ((), "torch.utils.checkpoint: A different number of tensors was saved during"),
+        ({"RuntimeError"}, "aten.mm.default encountered during backward but not found in storage."),
+    ],
+)
+def test_what_recomputation_meets_is_a_refusal_and_no_crash(names, text) -> None:
+    assert errortexts.kind_of(names, text) == "incompatible"
+
+
+def test_other_errors_name_no_settings(bench: Bench) -> None:
+    def script(plan: Plan) -> Act:
+        failing = plan.config["workload.micro_batch"] == 4
+        return Act(error="CUDA error: an illegal memory access") if failing else Act()
+
+    result = bench.search(script, space=SPACE, trials=30, anchors=False)
+    failures = [t.outcome.failure for t in result.contents.trials if t.outcome.failure]
+    assert failures
+    assert all(failure.combination == {} for failure in failures)
