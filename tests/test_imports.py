@@ -25,6 +25,7 @@ RUN_IN_RANKS = {
     "autotune.data.packing", "autotune.data.stream", "autotune.data.tokenise",
     "autotune.data.tokens",
     "autotune.backends.ddp_engine", "autotune.backends.deepspeed_engine",
+    "autotune.backends.deepspeed_flattening",
     "autotune.backends.filling", "autotune.backends.fsdp2_engine",
     "autotune.backends.numberformats",
 }  # fmt: skip
