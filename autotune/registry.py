@@ -24,7 +24,8 @@ BUILTIN: Final[dict[Kind, dict[str, str]]] = {
         "ddp": "autotune.backends.ddp:DdpBackend",
     },
     "launchers": {
-        "local": "autotune.launchers.local:LocalLauncher",
+        "local": "autotune.launchers.this_machine:ThisMachine",
+        "replay": "autotune.launchers.replay:Replay",
     },
     "models": {
         "qwen3": "autotune.models.qwen3:Qwen3Family",

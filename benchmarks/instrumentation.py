@@ -1,23 +1,34 @@
 """Does measuring cost the measured step anything? Windows of a trial against a plain loop.
 
-    PYTHONPATH=. python benchmarks/instrumentation.py [--backends zero3 fsdp2 ddp] [--pairs 20]
+    PYTHONPATH=. python benchmarks/instrumentation.py [--backends zero3 fsdp2 ddp] [--output FILE]
+    PYTHONPATH=. python benchmarks/instrumentation.py --device cuda --model qwen3-0.6b
 
-A real trial runs as always: two ranks, check, warm-up, timed window. Then, in the same ranks and
-with the same engine, pairs of blocks follow, in turns M P and P M: M is a window as trials time it
-(marks, exchange, heartbeat, collection of garbage held back), P a plain training loop, with nothing
-but a clock read before and after it. The slowest rank counts. Prints the mean of the logarithm of
-M/P over pairs with Student's 95 % interval, and the same of two halves of the plain blocks, which
-shows what the machine alone does. Exits with 1 where the interval misses 0 or leaves the limit.
+Trials run as always, on the local launcher with its watchdog. After a trial's own window, pairs of
+blocks follow in its ranks, on its engine, in random order: M is a window as trials time it (marks,
+heartbeat, exchange and collection of garbage after each cycle), P a plain training loop between
+two readings of a clock, while the fork server with its watchdog is stopped. Each block begins when
+the ranks have met, and the slowest rank counts. On CPUs each rank is bound to a core of its own
+while blocks run, which halves their scatter.
+
+The mean logarithm of M/P is formed per launch, because what one launch has in common is no
+independent evidence, and Student's 95 % interval over the launches is printed; likewise for one
+plain block against the next, which shows what the machine alone does, and for the trial's own
+window against the plain blocks of its launch. With ``--cold N``, N trials alternate with plain
+loops in fresh processes that never import the worker: what differs between whole launches. Exits
+with 1 where the interval of M/P misses 0 or leaves the limit.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import dataclasses
-import gc
 import json
 import math
 import os
+import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -27,137 +38,176 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import harness
+import instrumented
 import support_trials
 
 from autotune.analysis import students_t
-from autotune.contract.plan import Topology
+from autotune.contract.folder import AttemptFolder, StudyFolder
+from autotune.contract.plan import Deadlines, Measuring, Plan, Topology
+from autotune.launchers.local import LocalLauncher
 
 LIMITS = {"cpu": 0.03, "cuda": 0.01}
-_PAIRS = "AUTOTUNE_BENCHMARK_PAIRS"
-_BLOCK = "AUTOTUNE_BENCHMARK_ITERATIONS"
+DEFAULTS = {
+    "cpu": {"model": "qwen3-tiny", "launches": 10, "seconds": 8.0, "max_length": 128},
+    "cuda": {"model": "qwen3-0.6b", "launches": 5, "seconds": 4.0, "max_length": 1024},
+}
+"""``seconds`` is the length of the blocks of one launch."""
+WINDOW = Measuring(
+    warmup_tolerance=0.1,
+    warmup_max_cycles=2,
+    interval_share=1e-9,
+    window_s=60.0,
+    window_iterations=8,
+)
+POLL_S = 0.25
+"""As often as a search looks at its trial."""
+Interval = tuple[float, float, float]
 
 
-def plant(rank: int) -> None:
-    """Run in each rank before its trial: let the blocks follow the trial's own window."""
-    from autotune.worker import measure
-
-    original = measure.Meter.probe
-
-    def probe(meter: Any) -> None:
-        folder = meter._heart._path.parent
-        blocks = _alternate(meter, int(os.environ[_PAIRS]), int(os.environ[_BLOCK]))
-        (folder / f"blocks-{rank}.json").write_text(json.dumps(blocks))
-        original(meter)
-
-    measure.Meter.probe = probe
-
-
-def _alternate(meter: Any, pairs: int, iterations: int) -> list[tuple[str, float]]:
-    blocks = []
-    for pair in range(pairs):
-        for kind in ("MP", "PM")[pair % 2]:
-            run = _window if kind == "M" else _plain
-            blocks.append((kind, run(meter, iterations)))
-    return blocks
-
-
-def _window(meter: Any, iterations: int) -> float:
-    """Seconds an iteration of a window as a trial times it."""
-    from autotune.worker.measure import Meter
-
-    rules = dataclasses.replace(
-        meter._plan.measuring, window_iterations=iterations, window_s=1e9, interval_share=1e-9
-    )
-    plan = dataclasses.replace(meter._plan, measuring=rules)
-    device = meter._stepper._device
-    again = Meter(plan, meter._stepper, meter._memory, device, meter._heart)
-    again.measure()
-    return again.window_s / len(again.timed.mine_s)
-
-
-def _plain(meter: Any, iterations: int) -> float:
-    """Seconds an iteration of the loop that one would write without autotune."""
-    import torch
-    from torch.nn import functional
-
-    stepper = meter._stepper
-    engine, stream, device = stepper._engine, stepper._stream, stepper._device
-    gc.enable()
-    gc.unfreeze()
-    start = time.perf_counter()
-    for index in range(iterations):
-        batches = stream.micro_batches(index)
-        scale = stepper._processes / stream.target_tokens(index)
-        for number, batch in enumerate(batches, start=1):
-            last = number == len(batches)
-            engine.before_forward(last=last)
-            logits = engine.model(
-                input_ids=batch.input_ids,
-                attention_mask=batch.attention_mask,
-                position_ids=batch.position_ids,
-                use_cache=False,
-            ).logits
-            loss = functional.cross_entropy(
-                logits.float().flatten(0, -2), batch.labels.flatten(), reduction="sum"
-            )
-            engine.backward(loss * scale, last=last)
-        engine.step()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    seconds = time.perf_counter() - start
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    return seconds / iterations
-
-
-def run(backend: str, arguments: Any, folder: Path) -> dict[str, Any]:
-    """One trial with its blocks; returns the figures of the backend."""
+def make_plan(backend: str, arguments: Any) -> Plan:
+    """The trial of every launch."""
+    cuda = arguments.device == "cuda"
     plan = support_trials.make_plan(
         backend,
         model_name=arguments.model,
-        precision=support_trials.BF16 if arguments.device == "cuda" else support_trials.FP32,
+        precision=support_trials.BF16 if cuda else support_trials.FP32,
         max_length=arguments.max_length,
         processes=arguments.processes,
+        batches=4,
         lr=1e-5,
+        measuring=WINDOW,
     )
     place = Topology(
         processes=arguments.processes,
         device=arguments.device,
         devices_per_node=arguments.processes,
     )
-    plan = dataclasses.replace(plan, topology=place)
-    os.environ |= {_PAIRS: str(arguments.pairs), _BLOCK: str(arguments.iterations)}
-    support_trials.measured(
-        support_trials.run_trial(plan, folder, fault="instrumentation:plant", limit_s=1800),
-        folder,
-    )
-    ranks = [
-        json.loads((folder / f"blocks-{rank}.json").read_text())
-        for rank in range(arguments.processes)
+    limits = Deadlines(total_s=1800.0, phase_s={})
+    return dataclasses.replace(plan, topology=place, deadlines=limits)
+
+
+def launch(
+    launcher: LocalLauncher, plan: Plan, folder: AttemptFolder, task: dict[str, Any]
+) -> list[Any]:
+    """Run one trial with its blocks; return what each rank wrote of them."""
+    instrumented.task_file(folder.path).write_text(json.dumps(task))
+    job = launcher.submit(folder, plan)
+    while launcher.poll(job, timeout_s=POLL_S).state != "ended":
+        pass
+    ranks = range(plan.topology.processes)
+    support_trials.measured([folder.read_rank(rank) for rank in ranks], folder.path)
+    return [json.loads(instrumented.blocks_file(folder.path, rank).read_text()) for rank in ranks]
+
+
+def own_s_per_it(folder: AttemptFolder, ranks: int) -> float:
+    """What the trial itself says: the window's time over its iterations, of the slowest rank."""
+    found = []
+    for rank in range(ranks):
+        record = folder.read_rank(rank)
+        assert record is not None
+        assert record.measurement is not None
+        found.append(record.measurement.window_s / len(record.measurement.iteration_s))
+    return max(found)
+
+
+def plain_launch(plan: Plan, folder: AttemptFolder) -> float:
+    """s/it of a plain loop in fresh processes."""
+    environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    count = plan.topology.processes
+    started = [
+        subprocess.Popen(
+            [sys.executable, instrumented.__file__, str(folder.path), str(rank)],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+        )
+        for rank in range(count)
     ]
-    slowest = [
-        (blocks[0][0], max(seconds for _, seconds in blocks)) for blocks in zip(*ranks, strict=True)
-    ]
-    pairs = [dict(slowest[at : at + 2]) for at in range(0, len(slowest), 2)]
-    effect = _interval([math.log(pair["M"] / pair["P"]) for pair in pairs])
-    plain = [pair["P"] for pair in pairs]
-    alone = _interval([math.log(b / a) for a, b in zip(plain[::2], plain[1::2], strict=False)])
+    codes = [process.wait(600) for process in started]
+    if any(codes):
+        sys.exit("a rank of a plain loop failed")
+    files = (instrumented.blocks_file(folder.path, rank) for rank in range(count))
+    return max(float(json.loads(file.read_text())) for file in files)
+
+
+def run(launcher: LocalLauncher, backend: str, arguments: Any, home: Path) -> dict[str, Any]:
+    """All launches of one backend; returns its figures."""
+    plan = make_plan(backend, arguments)
+    task = {"seconds": arguments.seconds, "iterations": arguments.iterations}
+    launches: list[list[tuple[str, float]]] = []
+    own: list[float] = []
+    for number in range(arguments.launches):
+        folder = _folder(home / f"{number}", plan)
+        ranks = launch(launcher, plan, folder, task | {"seed": number})
+        launches.append(
+            [
+                (blocks[0][0], max(seconds for _, seconds in blocks))
+                for blocks in zip(*ranks, strict=True)
+            ]
+        )
+        own.append(own_s_per_it(folder, arguments.processes))
+    cold = [cold_pair(launcher, plan, home, number) for number in range(arguments.cold)]
     return {
         "backend": backend,
         "device": arguments.device,
         "model": arguments.model,
-        "pairs": len(pairs),
+        "launches": len(launches),
         "iterations": arguments.iterations,
-        "plain_s_per_it": statistics.median(plain),
-        "effect": effect,
-        "plain_against_plain": alone,
-        "blocks": slowest,
+        "distinct_batches": len(plan.cut.batches),
+        **figures(launches, own, cold),
+        "blocks": launches,
+        "own_s_per_it": own,
+        "cold_s_per_it": cold,
     }
 
 
-def _interval(values: list[float]) -> tuple[float, float, float]:
-    """Mean and both ends of its 95 % interval."""
+def cold_pair(launcher: LocalLauncher, plan: Plan, home: Path, number: int) -> tuple[float, float]:
+    """s/it of a trial and of a plain loop in processes of its own, in random order."""
+    pair = {}
+    for kind in random.Random(number).sample("MP", 2):
+        folder = _folder(home / f"cold-{number}{kind}", plan)
+        if kind == "M":
+            launch(launcher, plan, folder, {"seconds": 0.0, "iterations": 0, "seed": 0})
+            pair[kind] = own_s_per_it(folder, plan.topology.processes)
+        else:
+            pair[kind] = plain_launch(plan, folder)
+    return pair["M"], pair["P"]
+
+
+def _folder(path: Path, plan: Plan) -> AttemptFolder:
+    path.mkdir(parents=True)
+    folder = AttemptFolder(path)
+    folder.write_plan(plan)
+    return folder
+
+
+def figures(
+    launches: list[list[tuple[str, float]]], own: list[float], cold: list[tuple[float, float]]
+) -> dict[str, Any]:
+    """Intervals over launches: a block's pair is ``(("M", s/it), ("P", s/it))`` in any order."""
+    effects, alone, against = [], [], []
+    for blocks, trial in zip(launches, own, strict=True):
+        pairs = [dict(blocks[at : at + 2]) for at in range(0, len(blocks), 2)]
+        plain = [pair["P"] for pair in pairs]
+        effects.append(statistics.fmean(math.log(pair["M"] / pair["P"]) for pair in pairs))
+        if len(plain) > 1:
+            both = zip(plain[::2], plain[1::2], strict=False)
+            alone.append(statistics.fmean(math.log(later / earlier) for earlier, later in both))
+        against.append(math.log(trial / statistics.fmean(plain)))
+    everything = [seconds for blocks in launches for kind, seconds in blocks if kind == "P"]
+    return {
+        "pairs": sum(len(blocks) for blocks in launches) // 2,
+        "plain_s_per_it": statistics.median(everything),
+        "effect": interval(effects),
+        "plain_against_plain": interval(alone),
+        "own_window_against_plain": interval(against),
+        "cold": interval([math.log(trial / plain) for trial, plain in cold]),
+    }
+
+
+def interval(values: list[float]) -> Interval | None:
+    """Mean and both ends of its 95 % interval; ``None`` of fewer than two values."""
+    if len(values) < 2:
+        return None
     mean = statistics.fmean(values)
     error = statistics.stdev(values) / math.sqrt(len(values))
     half = students_t.quantile(0.975, len(values) - 1) * error
@@ -165,43 +215,65 @@ def _interval(values: list[float]) -> tuple[float, float, float]:
 
 
 def main() -> int:
-    parser = harness.parser(__doc__.splitlines()[0])
-    parser.add_argument("--backends", nargs="+", default=["zero3", "fsdp2", "ddp"])
-    parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--iterations", type=int, default=8, help="of one block; even")
-    parser.add_argument("--device", choices=LIMITS, default="cpu")
-    parser.add_argument("--model", default="qwen3-tiny")
-    parser.add_argument("--max-length", type=int, default=128)
-    parser.add_argument("--processes", type=int, default=2)
-    arguments = parser.parse_args()
-    here = str(Path(__file__).resolve().parent)
-    os.environ["PYTHONPATH"] = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])
+    arguments = _arguments()
+    here = [str(Path(__file__).resolve().parent), str(Path(support_trials.__file__).parent)]
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(harness.ROOT), *here, os.environ.get("PYTHONPATH", "")]
+    )
     limit = LIMITS[arguments.device]
-    rows = [["backend", "plain s/it", "pairs", "window / plain", "plain / plain", "fine"]]
+    head = "backend|plain s/it|launches|pairs|window / plain|plain / plain|trial / plain|cold"
+    rows = [[*head.split("|"), "seconds", "fine"]]
     results, fine = [], True
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        launcher = LocalLauncher(
+            StudyFolder(Path(folder)),
+            arguments.processes,
+            arguments.device,
+            backends=tuple(arguments.backends),
+            entry="instrumented:run_rank",
+        )
+        stack.callback(launcher.close)
+        launcher.start()
         for backend in arguments.backends:
-            result = run(backend, arguments, Path(folder) / backend)
+            started = time.monotonic()
+            result = run(launcher, backend, arguments, Path(folder) / backend)
             _, low, high = result["effect"]
             good = low <= 0 <= high and -limit <= low and high <= limit
             fine &= good
             results.append(result)
+            names = ("effect", "plain_against_plain", "own_window_against_plain", "cold")
+            counts = [str(result["launches"]), str(result["pairs"])]
             rows.append(
-                [
-                    backend,
-                    f"{result['plain_s_per_it']:.3f}",
-                    str(result["pairs"]),
-                    _percent(result["effect"]),
-                    _percent(result["plain_against_plain"]),
-                    "yes" if good else "NO",
-                ]
+                [backend, f"{result['plain_s_per_it']:.3f}", *counts]
+                + [_percent(result[name]) for name in names]
+                + [f"{time.monotonic() - started:.0f}", "yes" if good else "NO"]
             )
     harness.finish("instrumentation", results, rows, arguments.output)
     return 0 if fine else 1
 
 
-def _percent(interval: tuple[float, float, float]) -> str:
-    mean, low, high = (math.expm1(value) * 100 for value in interval)
+def _arguments() -> argparse.Namespace:
+    parser = harness.parser(__doc__.splitlines()[0])
+    parser.add_argument("--backends", nargs="+", default=["zero3", "fsdp2", "ddp"])
+    parser.add_argument("--device", choices=LIMITS, default="cpu")
+    parser.add_argument("--model", help="preset")
+    parser.add_argument("--launches", type=int, help="per backend, at least two")
+    parser.add_argument("--seconds", type=float, help="of blocks per launch")
+    parser.add_argument("--max-length", type=int)
+    parser.add_argument("--iterations", type=int, default=8, help="of one block: whole cycles of 4")
+    parser.add_argument("--cold", type=int, default=0, help="pairs of whole launches")
+    parser.add_argument("--processes", type=int, default=2)
+    arguments = parser.parse_args()
+    for name, value in DEFAULTS[arguments.device].items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, value)
+    return arguments
+
+
+def _percent(found: Interval | None) -> str:
+    if found is None:
+        return "-"
+    mean, low, high = (math.expm1(value) * 100 for value in found)
     return f"{mean:+.2f} % ({low:+.2f} … {high:+.2f})"
 
 

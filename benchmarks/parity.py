@@ -1,4 +1,6 @@
-"""Do ZeRO-1, 2, 3, FSDP2 and DDP compute the same? Twelve configurations of each, two gloo ranks.
+"""Do ZeRO-1, 2, 3, FSDP2 and DDP compute the same? Sixteen configurations of each, two gloo ranks.
+
+Twelve train all weights, four train adapters beside frozen ones (they need peft).
 
     PYTHONPATH=. python benchmarks/parity.py [--output parity.jsonl]
 
@@ -35,6 +37,8 @@ class Case:
 
     name: str
     tied: bool = True
+    adapters: dict[str, Any] | None = None
+    """Settings of the adapters; ``None`` trains all weights."""
     workload: dict[str, Any] = dataclasses.field(default_factory=dict)
     zero3: dict[str, Any] = dataclasses.field(default_factory=dict)
     zero: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -140,6 +144,33 @@ CASES = (
         },
         fsdp2={"wrap_embeddings": True, "layers_per_unit": 2},
     ),
+    Case(name="adapters at all linear layers", adapters={"rank": 4}),
+    Case(
+        name="adapters, at most 64 tokens, small buckets",
+        adapters={"rank": 4},
+        workload={"max_tokens": 64},
+        zero3={"stage3_param_persistence_threshold": 0, "reduce_bucket_size": 1},
+        zero={"reduce_bucket_size": 1000, "contiguous_gradients": False},
+        fsdp2={"reshard_after_forward": False},
+        ddp={"bucket_cap_mb": 1},
+    ),
+    Case(
+        name="adapters, checkpointed, 4 rows",
+        adapters={"rank": 4},
+        workload={"micro_batch": 4, "activation_checkpointing": "full"},
+        zero3={"stage3_param_persistence_threshold": 10_000_000},
+        zero={"overlap_comm": True},
+        fsdp2={"layers_per_unit": 2, "forward_prefetch": 1},
+        ddp={"gradient_as_bucket_view": True},
+    ),
+    Case(
+        name="adapters at queries and values, untied, 8 rows",
+        tied=False,
+        adapters={"rank": 4, "targets": ("q_proj", "v_proj")},
+        workload={"micro_batch": 8},
+        fsdp2={"wrap_embeddings": True},
+        ddp={"static_graph": True},
+    ),
 )
 
 
@@ -150,6 +181,7 @@ def run_case(case: Case, engine: str, folder: Path) -> dict[str, Any]:
         "deepspeed" if engine in STAGES else engine,
         changes=changes,
         tied=case.tied,
+        adapters=case.adapters,
         verify=tuple(name for name in changes if name != "workload.micro_batch"),
     )
     records = support_trials.run_trial(plan, folder)
@@ -158,6 +190,7 @@ def run_case(case: Case, engine: str, folder: Path) -> dict[str, Any]:
     return {
         "case": case.name,
         "tied": case.tied,
+        "adapters": None if case.adapters is None else list(case.adapters.get("targets", ())),
         "backend": engine,
         "losses": [check.loss for check in measurement.checks],
         "norms": [check.grad_norm for check in measurement.checks],
@@ -170,11 +203,12 @@ def compare(rows: list[dict[str, Any]]) -> bool:
     """Add the differences to ``rows``, print them, and return whether all are small enough."""
     fine = True
     print(
-        f"{'configuration':44} {'engine':6} {'loss 1':>11} {'norm 1':>10} {'loss 2':>10} "
+        f"{'configuration':46} {'engine':6} {'loss 1':>11} {'norm 1':>10} {'loss 2':>10} "
         f"{'loss 3':>10} {'d loss 1':>9} {'d norm 1':>9} {'d later':>9}"
     )
     for row in rows:
-        reference = next(other for other in rows if other["tied"] == row["tied"])
+        work = (row["tied"], row["adapters"])
+        reference = next(other for other in rows if (other["tied"], other["adapters"]) == work)
         loss, *later = (
             abs(a - b) / b for a, b in zip(row["losses"], reference["losses"], strict=True)
         )
@@ -183,7 +217,7 @@ def compare(rows: list[dict[str, Any]]) -> bool:
         fine &= max(loss, norm) <= FIRST_TOLERANCE and max(later) <= LATER_TOLERANCE
         first, second, third = row["losses"]
         print(
-            f"{row['case']:44} {row['backend']:6} {first:11.7f} {row['norms'][0]:10.6f} "
+            f"{row['case']:46} {row['backend']:6} {first:11.7f} {row['norms'][0]:10.6f} "
             f"{second:10.6f} {third:10.6f} {loss:9.1e} {norm:9.1e} {max(later):9.1e}"
         )
     return fine

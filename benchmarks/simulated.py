@@ -2,7 +2,7 @@
 
 The noise is that of the stated model: each iteration varies by 1 %, each launch by 0.5 %, the
 machine slows down linearly by 3 % over a study, and 2 % of the iterations take half as long again.
-The rules by which warm-up and window end are the worker's own (``autotune.worker.timing``); the
+The rules by which warm-up and window end are the worker's own (``autotune.analysis.windows``); the
 rest of a trial (plan, judging, ranking, confirmation, report) is the program itself.
 
 :func:`record_of` is a rank's record without a process; :func:`run_rank` is what a real process
@@ -19,13 +19,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from autotune.analysis import timing
+from autotune.analysis import timing, windows
 from autotune.contract import codec, jsonfile
 from autotune.contract.folder import AttemptFolder
 from autotune.contract.outcome import RankMeasurement, RankRecord, ReadBack
 from autotune.contract.plan import CheckPoint, Measuring, Plan
 from autotune.launchers.base import JobStatus, Launcher
-from autotune.worker import timing as rules
 from autotune.worker.heartbeat import Heartbeat
 
 GIB = 1024**3
@@ -95,15 +94,15 @@ def _measured(
 ) -> RankMeasurement:
     cycle = plan.workload.distinct_batches
     warmup: list[float] = []
-    while (state := rules.warm(warmup, cycle, measuring) if warmup else "no") == "no":
+    while (state := windows.warm(warmup, cycle, measuring) if warmup else "no") == "no":
         warmup += iterations(cycle)
         if len(warmup) == cycle:
             warmup[0] *= 3  # the first step compiles and allocates
     timed = iterations(cycle)
-    verdict = rules.window(timed, cycle, measuring)
+    verdict = windows.window(timed, cycle, measuring)
     while verdict == "go_on":
         timed += iterations(cycle)
-        verdict = rules.window(timed, cycle, measuring)
+        verdict = windows.window(timed, cycle, measuring)
     checks = tuple(
         CheckPoint(loss=6.0 - i / 10, grad_norm=0.9) for i in range(measuring.check_iterations)
     )
@@ -117,7 +116,7 @@ def _measured(
         peak_timed_bytes=GIB,
         peak_worst_case_bytes=GIB,
         memory_limit_bytes=10 * GIB,
-        compile_s=rules.compile_seconds(warmup, timed, cycle),
+        compile_s=windows.compile_seconds(warmup, timed, cycle),
         read_back={
             name: ReadBack(requested=plan.config[name], actual=plan.config[name], level="live")
             for name in plan.verify

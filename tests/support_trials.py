@@ -17,7 +17,9 @@ from autotune.contract.folder import AttemptFolder
 from autotune.contract.outcome import RankRecord
 from autotune.contract.plan import (
     Deadlines,
+    Lora,
     Measuring,
+    Model,
     Numerics,
     Optimizer,
     Plan,
@@ -27,6 +29,8 @@ from autotune.contract.plan import (
 )
 from autotune.data.samples import make_samples
 from autotune.data.schedule import make_schedule
+from autotune.models import lora
+from autotune.models.family import family_of
 from autotune.models.resolve import resolve_model
 
 FP32 = Precision(compute="fp32", master="fp32", accumulate="fp32", reduce="fp32")
@@ -50,6 +54,7 @@ PRELOAD = [
     "transformers.models.qwen3.modeling_qwen3",
     "transformers.models.qwen3_moe.modeling_qwen3_moe",
     "transformers.models.qwen3_5.modeling_qwen3_5",
+    "peft",
     "torch.distributed.fsdp",
     "functorch.compile",
     "torch._dynamo.repro.after_aot",
@@ -93,12 +98,20 @@ def make_plan(
     batches: int = 2,
     max_length: int = 64,
     lr: float = 1e-3,
+    adapters: dict[str, Any] | None = None,
     **more: Any,
 ) -> Plan:
-    """A plan for the tiny model; ``changes`` are knobs by full name."""
+    """A plan for the tiny model; ``changes`` are knobs by full name.
+
+    ``adapters`` are settings of :func:`lora_of`; ``None`` trains all weights.
+    """
     model = resolve_model(model_name, load_weights=False)
     if not tied:
-        model = dataclasses.replace(model, config={**model.config, "tie_word_embeddings": False})
+        config = {**model.config, "tie_word_embeddings": False}
+        table = config["vocab_size"] * config["hidden_size"]
+        model = dataclasses.replace(
+            model, config=config, num_parameters=model.num_parameters + table
+        )
     samples = make_samples(
         lengths="ultrachat-like",
         jsonl=None,
@@ -130,6 +143,8 @@ def make_plan(
         verify=tuple(changes or ()) if verify is None else verify,
         workload=Workload(
             model=model,
+            finetune="full" if adapters is None else "lora",
+            lora=None if adapters is None else lora_of(model, **adapters),
             global_batch=global_batch,
             distinct_batches=batches,
             samples=samples,
@@ -143,6 +158,14 @@ def make_plan(
         deadlines=Deadlines(total_s=120.0, phase_s={"init": 60.0}),
         **more,
     )
+
+
+def lora_of(
+    model: Model, *, rank: int = 4, alpha: float = 8.0, targets: tuple[str, ...] | None = None
+) -> Lora:
+    """Adapters for the model."""
+    family = family_of(model.family)
+    return lora.resolve(family, model.config, rank=rank, alpha=alpha, targets=targets)
 
 
 def run_trial(

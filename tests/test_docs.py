@@ -16,8 +16,8 @@ from autotune.knobs import ddp, deepspeed, fsdp2, workload, zero3
 from autotune.models.presets import PRESETS
 from autotune.report import document
 from autotune.report.progress import progress
+from autotune.space.keys import KEYS
 from autotune.space.loader import parse_space
-from autotune.space.sections import KEYS
 from autotune.store.importer import read_study
 from autotune.store.provenance import environment
 

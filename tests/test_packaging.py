@@ -15,6 +15,7 @@ from autotune import __version__
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED_SPACES = {
     "zero3.yaml", "zero.yaml", "fsdp2.yaml", "ddp.yaml", "both.yaml", "packing.yaml",
+    "qwen3-gpu.yaml", "qwen3_5-gpu.yaml", "zero3-gpu.yaml",
 }  # fmt: skip
 
 

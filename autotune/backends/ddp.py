@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from autotune.backends import adamw, recompute
+from autotune.backends import adamw, adapters, recompute
 from autotune.backends.base import Refusal
 from autotune.contract.plan import Plan, Precision, Topology, Workload
 from autotune.knobs.ddp import KNOBS
@@ -99,6 +99,7 @@ class DdpBackend:
                 "reduce_dtype": precision.reduce,
             },
             "master_dtype": precision.master,
+            **adapters.rendered(plan),
             **adamw.rendered(plan),
         }
 

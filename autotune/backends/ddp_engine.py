@@ -22,7 +22,7 @@ from autotune.backends.filling import fill
 from autotune.backends.numberformats import TORCH_DTYPES, names_of
 from autotune.contract.outcome import ReadBackLevel
 from autotune.contract.plan import Plan
-from autotune.models import checkpointing
+from autotune.models import checkpointing, lora, quantized
 from autotune.models.family import family_of
 from autotune.models.weights import WeightSource
 
@@ -43,6 +43,7 @@ class ComputeCopy:
             (owner, name, parameter)
             for owner in module.modules()
             for name, parameter in owner.named_parameters(recurse=False)
+            if parameter.is_floating_point()  # packed ones are unpacked in their own product
         ]
         module.register_forward_pre_hook(self._make)
 
@@ -162,12 +163,17 @@ def build(settings: dict[str, Any], plan: Plan, rank: RankContext) -> DdpEngine:
             "reducer fails where some of them are not synchronised"
         )
     family = family_of(plan.training.model.family)
+    master = settings["master_dtype"]
     module = family.build(
         plan.training.model,
-        dtype=TORCH_DTYPES[settings["master_dtype"]],
+        dtype=TORCH_DTYPES[settings.get("frozen_dtype", master)],
         kernels=plan.kernels,
         static_shapes=plan.cut.distinct_shapes == 1,
     )
+    if settings.get("quantized"):
+        compute = TORCH_DTYPES[settings["precision"]["compute_dtype"]]
+        quantized.replace_linear_layers(module, plan.training.model, compute=compute)
+    lora.attach(module, plan.training, trained=TORCH_DTYPES[master])
     source = WeightSource.of(plan.training.model, module)
     checkpointing.enable(module, recompute.wanted(plan))
     fill(module, source, rank)

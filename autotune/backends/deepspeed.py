@@ -23,7 +23,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from autotune.backends import adamw, recompute
+from autotune.backends import adamw, adapters, recompute
 from autotune.backends.base import IncompatibleConfigError, Refusal
 from autotune.contract.command import DEEPSPEED_JSON
 from autotune.contract.plan import CommandWorkload, Plan, Precision, Topology, Workload
@@ -141,7 +141,11 @@ class DeepSpeedBackend:
                 reason="ZeRO-3 gathers weights by hooks inside every layer, so torch.compile finds "
                 "no layer to compile as a whole and makes a graph of each piece",
             )
-        return recompute.refused(config, workload) or _refused_precision(workload.precision)
+        return (
+            recompute.refused(config, workload)
+            or _refused_precision(workload.precision)
+            or adapters.refused_quantized(workload)
+        )
 
     def stage(self, config: Mapping[str, Any]) -> int:
         """Return the ZeRO stage of a configuration."""

@@ -28,7 +28,7 @@ from autotune.contract.outcome import ReadBackLevel
 from autotune.contract.plan import Plan
 from autotune.knobs import zero3
 from autotune.knobs.deepspeed import stages_of
-from autotune.models import checkpointing
+from autotune.models import checkpointing, lora
 from autotune.models.family import family_of
 from autotune.models.weights import WeightSource
 
@@ -205,12 +205,14 @@ def build(config: dict[str, Any], plan: Plan, rank: RankContext) -> DeepSpeedEng
     import deepspeed
 
     _quiet(deepspeed)
+    dtype = TORCH_DTYPES[plan.training.precision.compute]
     module = family_of(plan.training.model.family).build(
         plan.training.model,
-        dtype=TORCH_DTYPES[plan.training.precision.compute],
+        dtype=dtype,
         kernels=plan.kernels,
         static_shapes=plan.cut.distinct_shapes == 1,
     )
+    lora.attach(module, plan.training, trained=dtype)
     checkpointing.enable(module, recompute.wanted(plan))
     # Without it zero.Init parses the configuration as if there were one process.
     deepspeed.init_distributed()
@@ -221,8 +223,9 @@ def build(config: dict[str, Any], plan: Plan, rank: RankContext) -> DeepSpeedEng
         leaves = _set_leaves(module, plan)
     else:
         fill(module, WeightSource.of(plan.training.model, module), rank)
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     with _refusals(), deepspeed_flattening.on_device():
-        engine, *_ = deepspeed.initialize(model=module, config=config)
+        engine, *_ = deepspeed.initialize(model=module, model_parameters=trained, config=config)
         if config.get("compile", {}).get("deepcompile"):
             engine.compile()
     return DeepSpeedEngine(engine, init, plan, leaves)

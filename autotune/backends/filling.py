@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from autotune.backends.base import RankContext
+from autotune.models import quantized
 from autotune.models.weights import WeightSource, rebuild_buffers
 
 
@@ -17,7 +18,10 @@ def fill(module: nn.Module, source: WeightSource, rank: RankContext) -> None:
         if canonical not in made:
             values = source.tensor(name, parameter.shape, device=rank.device).to(parameter.dtype)
             rank.beat()
-            made[canonical] = nn.Parameter(values, requires_grad=parameter.requires_grad)
+            if quantized.is_packed(parameter):
+                made[canonical] = quantized.pack(parameter, values)
+            else:
+                made[canonical] = nn.Parameter(values, requires_grad=parameter.requires_grad)
         path, _, short = name.rpartition(".")
         module.get_submodule(path)._parameters[short] = made[canonical]
     fill_buffers(module, rank.device)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from autotune.backends import adamw, recompute
+from autotune.backends import adamw, adapters, recompute
 from autotune.backends.base import Refusal
 from autotune.contract.plan import Plan, Precision, Topology, Workload
 from autotune.knobs.fsdp2 import KNOBS
@@ -74,6 +74,7 @@ class Fsdp2Backend:
             or _refused_last_unit(values, workload)
             or _refused_prefetch(values, workload)
             or _refused_precision(workload.precision)
+            or adapters.refused_quantized(workload)
         )
 
     def anchors(self, workload: Workload) -> dict[str, dict[str, Any]]:
@@ -116,6 +117,7 @@ class Fsdp2Backend:
                 "cast_forward_inputs": True,
             },
             "master_dtype": precision.master,
+            **adapters.rendered(plan),
             **adamw.rendered(plan),
         }
 

@@ -27,7 +27,7 @@ from autotune.backends.fsdp2_state import Unit, groups_of, reshard_of, state_of
 from autotune.backends.numberformats import TORCH_DTYPES, names_of
 from autotune.contract.outcome import ReadBackLevel
 from autotune.contract.plan import Plan
-from autotune.models import checkpointing
+from autotune.models import checkpointing, lora
 from autotune.models.family import family_of
 from autotune.models.weights import WeightSource, rebuild_buffers
 
@@ -161,12 +161,14 @@ def build(settings: dict[str, Any], plan: Plan, rank: RankContext) -> Fsdp2Engin
         IncompatibleConfigError: torch refuses the configuration.
     """
     family = family_of(plan.training.model.family)
+    master = settings["master_dtype"]
     module = family.build(
         plan.training.model,
-        dtype=TORCH_DTYPES[settings["master_dtype"]],
+        dtype=TORCH_DTYPES[settings.get("frozen_dtype", master)],
         kernels=plan.kernels,
         static_shapes=plan.cut.distinct_shapes == 1,
     )
+    lora.attach(module, plan.training, trained=TORCH_DTYPES[master])
     source = WeightSource.of(plan.training.model, module)
     checkpointing.enable(module, recompute.wanted(plan))
     layers = list(family.layers(module))

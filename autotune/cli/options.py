@@ -39,6 +39,15 @@ StorageOption = Annotated[
         "--storage", metavar="URL", help="Database URL [default: sqlite:///DIR/autotune.db]"
     ),
 ]
+LauncherOption = Annotated[
+    str | None,
+    typer.Option(
+        "--launcher",
+        metavar="NAME[=ARG]",
+        help="Where trials run: local, or replay=TABLE, which plays recorded ones "
+        "[default: the study's, else local].",
+    ),
+]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")
 ]

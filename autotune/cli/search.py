@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shlex
 import shutil
 import sys
@@ -11,7 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli.options import DEFAULT_RUNS, JsonOption, RunsOption, StorageOption
+from autotune.cli.options import (
+    DEFAULT_RUNS,
+    JsonOption,
+    LauncherOption,
+    RunsOption,
+    StorageOption,
+)
 from autotune.errors import AutotuneError
 
 if TYPE_CHECKING:
@@ -45,6 +52,7 @@ def search(
             "--set", metavar="KEY=VALUE", help="Override a key of the space file; repeatable."
         ),
     ] = None,
+    launcher: LauncherOption = None,
     as_json: JsonOption = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, print the plan, start nothing.")
@@ -66,12 +74,11 @@ def search(
         study=study,
         runs=runs,
         storage=storage,
+        launcher=launcher,
         anchors=not no_anchors,
         early_stop=not no_early_stop,
-        command=_resume_words(
-            space, trials, study, runs, storage, overrides or [], no_anchors, no_early_stop
-        ),
     )
+    request = dataclasses.replace(request, command=_resume_words(request))
     if dry_run:
         _show_plan(request, as_json=as_json)
     else:
@@ -130,28 +137,25 @@ def _print_document(request: SearchRequest, study: str) -> None:
         print_json(build(read_study(folder)))
 
 
-def _resume_words(
-    space: str,
-    trials: int | None,
-    study: str | None,
-    runs: Path,
-    storage: str | None,
-    overrides: list[str],
-    no_anchors: bool,
-    no_early_stop: bool,
-) -> tuple[str, ...]:
+def _resume_words(request: SearchRequest) -> tuple[str, ...]:
     """The words of the command that resumes, from the options as they were understood."""
+    space = request.space
     words = [*_program(), "search", f"--space={space}" if space.startswith("-") else "--space"]
     if not space.startswith("-"):
         words.append(space)
-    if trials is not None:
-        words += ["--trials", str(trials)]
-    for option, value in (("--study", study), ("--runs", runs), ("--storage", storage)):
+    if request.trials is not None:
+        words += ["--trials", str(request.trials)]
+    for option, value in (
+        ("--study", request.study),
+        ("--runs", request.runs),
+        ("--storage", request.storage),
+        ("--launcher", request.launcher),
+    ):
         if value is not None and value != DEFAULT_RUNS:
             words.append(f"{option}={value}")
-    words += [f"--set={override}" for override in overrides]
-    words += ["--no-anchors"] if no_anchors else []
-    words += ["--no-early-stop"] if no_early_stop else []
+    words += [f"--set={override}" for override in request.overrides]
+    words += [] if request.anchors else ["--no-anchors"]
+    words += [] if request.early_stop else ["--no-early-stop"]
     return tuple(words)
 
 

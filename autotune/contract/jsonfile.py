@@ -89,7 +89,19 @@ def read_json(path: Path) -> Any:
         raise RecordError(f"{path}: not a plain file")
     if status.st_size > MAX_BYTES:
         raise RecordError(f"{path}: {status.st_size} bytes are more than any record of ours has")
-    raw = path.read_bytes()
+    return parse(path.read_bytes(), where=str(path))
+
+
+def parse(raw: bytes, *, where: str) -> Any:
+    """Return the data of a JSON text.
+
+    Args:
+        raw: The text.
+        where: Prefix for error messages, usually the file.
+
+    Raises:
+        RecordError: It is not UTF-8, not JSON, has a key twice, or holds NaN or infinity.
+    """
     try:
         return json.loads(
             raw.decode("utf-8"),
@@ -98,7 +110,7 @@ def read_json(path: Path) -> Any:
             object_pairs_hook=_once,
         )
     except (UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise RecordError(f"{path}: not a JSON record ({error})") from error
+        raise RecordError(f"{where}: not a JSON record ({error})") from error
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -15,6 +15,9 @@ from autotune.contract import codec, jsonfile
 DType = Literal["fp32", "bf16"]
 Batching = Literal["padded", "sorted", "packed"]
 Purpose = Literal["trial", "remeasurement", "kernel"]
+Finetune = Literal["full", "lora", "qlora"]
+"""``full``: all weights are trained. ``lora``: adapters beside frozen weights. ``qlora``: the same
+beside weights that are stored in four bits."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +59,7 @@ class Model:
     weights: str | None = None
     """Folder with the real weights (safetensors); ``None`` draws them by parameter name."""
     num_parameters: int
-    """Trainable parameters, tied ones counted once."""
+    """All parameters but those of adapters, tied ones counted once."""
     seed: int = 0
     hidden_size_from: str = "hidden_size"
     """The field of the model's own configuration that its hidden size was taken from."""
@@ -149,11 +152,26 @@ class Schedule:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Lora:
+    """Low-rank adapters: ``output += (alpha / rank) · B · A · input`` at some linear layers."""
+
+    rank: int
+    """Rows of A and columns of B."""
+    alpha: float
+    targets: tuple[str, ...]
+    """Last parts of the names of the linear layers that have one, such as ``q_proj``."""
+    num_parameters: int
+    """Elements of all A and B: what is trained."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Workload:
     """The work of one iteration: the same for every trial of a study."""
 
     model: Model
-    finetune: Literal["full"] = "full"
+    finetune: Finetune = "full"
+    lora: Lora | None = None
+    """The adapters; ``None`` exactly where ``finetune`` is ``full``."""
     global_batch: int
     """Samples per iteration."""
     distinct_batches: int = 4
@@ -161,6 +179,15 @@ class Workload:
     samples: Samples
     optimizer: Optimizer
     precision: Precision
+
+    def __post_init__(self) -> None:
+        if (self.lora is None) != (self.finetune == "full"):
+            raise ValueError("a workload has adapters exactly where it is not fine-tuned in full")
+
+    @property
+    def num_trainable(self) -> int:
+        """Parameters that the optimizer updates."""
+        return self.model.num_parameters if self.lora is None else self.lora.num_parameters
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,7 @@ def shard(accelerator, model):
         # whose class fully_shard renames.
         plugin.auto_wrap_policy = None
         plugin.activation_checkpointing = False
-    model.to(MASTER_DTYPE)
+    _hold(model)
     _checkpoint(model)
     units = _units(model)
     mesh = _mesh(accelerator.device.type, torch.distributed.get_world_size())
@@ -134,7 +134,7 @@ def as_measured(accelerator, model):
 
     Call it before the optimizer is made; then ``accelerator.prepare(model, optimizer)``.
     """
-    model.to(MASTER_DTYPE)
+    _hold(model)
     _checkpoint(model)
     if COMPUTE_DTYPE != MASTER_DTYPE:
         # Instead of accelerate's autocast, which decides the format of each operation.
@@ -180,6 +180,29 @@ def _compute_on_copy(model):
 '''
 
 
+_HOLD: Final = """
+
+def _hold(model):
+    model.to(MASTER_DTYPE)
+"""
+
+_ADAPTERS: Final = '''
+
+def adapted(model):
+    """Freeze a transformers model and add the measured adapters; returns peft's model."""
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(model, LoraConfig(**LORA))
+
+
+def _hold(model):
+    """What is trained in the format of the optimizer's weights, the rest in that of compute."""
+    for weight in model.parameters():
+        if weight.is_floating_point():
+            weight.data = weight.data.to(MASTER_DTYPE if weight.requires_grad else FROZEN_DTYPE)
+'''
+
+
 def module_name(yaml_name: str) -> str:
     """Name of the companion module: a legal one, and never that of a package (``accelerate``)."""
     stem = re.sub(r"\W", "_", Path(yaml_name).stem, flags=re.ASCII)
@@ -201,7 +224,7 @@ def fsdp2(plan: Plan, rendered: Mapping[str, Any], about: str) -> str:
         "REDUCE_DTYPE": _TYPES[mixed["reduce_dtype"]],
         **_work(plan, rendered),
     }
-    code = checkpoint_code.of(plan)
+    code = checkpoint_code.of(plan) + _hold(rendered)
     return _head(about) + _FSDP2.format(constants=_constants(values)) + code
 
 
@@ -219,7 +242,13 @@ def ddp(plan: Plan, rendered: Mapping[str, Any], arguments: Mapping[str, Any], a
         "COMPUTE_DTYPE": _TYPES[rendered["precision"]["compute_dtype"]],
         **_work(plan, rendered),
     }
-    return _head(about) + _DDP.format(constants=_constants(values)) + checkpoint_code.of(plan)
+    code = checkpoint_code.of(plan) + _hold(rendered)
+    return _head(about) + _DDP.format(constants=_constants(values)) + code
+
+
+def _hold(rendered: Mapping[str, Any]) -> str:
+    """The functions of a companion that hold weights in their formats, and add adapters."""
+    return _ADAPTERS if "lora" in rendered else _HOLD
 
 
 def _head(about: str) -> str:
@@ -242,11 +271,21 @@ def _work(plan: Plan, rendered: Mapping[str, Any]) -> dict[str, str]:
     by_tokens = plan.config.get("workload.max_tokens")
     return {
         "MASTER_DTYPE": _TYPES[rendered["master_dtype"]],
+        **_adapters(rendered),
         **checkpoint_code.constants(plan),
         "GLOBAL_BATCH": repr(plan.training.global_batch),
         **(by_rows if by_tokens is None else {"MAX_TOKENS": repr(by_tokens)}),
         "GRADIENT_CLIPPING": repr(rendered["gradient_clipping"]),
         "ADAMW": pprint.pformat(adam, width=90),
+    }
+
+
+def _adapters(rendered: Mapping[str, Any]) -> dict[str, str]:
+    if "lora" not in rendered:
+        return {}
+    return {
+        "FROZEN_DTYPE": _TYPES[rendered["frozen_dtype"]],
+        "LORA": pprint.pformat(rendered["lora"], width=90),
     }
 
 

@@ -21,6 +21,7 @@ from autotune.exporters import (
     deepspeed,
     environment,
     exactness,
+    finetuning,
     kernels,
 )
 from autotune.exporters.base import ExportRequest
@@ -249,8 +250,19 @@ def _batch_notes(plan: Plan, code: str, name: str) -> tuple[str, ...]:
     return (
         f"batch size, accumulation, optimizer and clipping are your script's: {code}.py holds the "
         "measured ones as constants",
+        *_adapter_notes(plan, code),
         *batching.notes(plan, "these files"),
         *kernels.notes(plan, name),
+    )
+
+
+def _adapter_notes(plan: Plan, code: str) -> tuple[str, ...]:
+    if plan.training.lora is None:
+        return ()
+    return (
+        f"'from {code} import adapted' and 'model = adapted(model)', before what is said above, "
+        "add the measured adapters",
+        *finetuning.notes(plan),
     )
 
 

@@ -15,7 +15,14 @@ from autotune.backends.base import backend_of
 from autotune.contract.command import PARAM, placeholders, text_of
 from autotune.contract.plan import CommandWorkload, Plan
 from autotune.errors import InputError, NothingToExportError
-from autotune.exporters import batching, checkpoint_code, environment, exactness, kernels
+from autotune.exporters import (
+    batching,
+    checkpoint_code,
+    environment,
+    exactness,
+    finetuning,
+    kernels,
+)
 from autotune.exporters.asking import ask, is_installed
 from autotune.exporters.base import ExportRequest, ExportResult
 
@@ -140,7 +147,7 @@ def _notes(
             "offloaded state is stepped by torch's AdamW on the CPU, as measured; without "
             "torch_adam DeepSpeed would compile its own, which rounds in another way"
         )
-    notes += leaf_notes(request)
+    notes += [*leaf_notes(request), *finetuning.notes(plan)]
     if not isinstance(plan.workload, CommandWorkload):
         arguments = _training_arguments(rendered)
         said = ", ".join(f"{name}={value!r}" for name, value in arguments.items())

@@ -53,6 +53,7 @@ def provenance(
         "unverified": request.plan.unverified,
         "topology": request.report["topology"],
         "environment": study.environment,
+        "replayed_from": study.environment.get("replayed_from"),
         "files": {name: {"sha256": sha256(text)} for name, text in result.files.items()},
         "equals_measured": not result.losses,
         "adaptations": list(result.adaptations),

@@ -1,17 +1,19 @@
 """What every launcher does: start, submit, poll, cancel, close.
 
 A launcher owns the processes of a trial from submission until every one of them is reaped, and
-it enforces the plan's deadlines from outside the measured processes.
+it enforces the plan's deadlines from outside the measured processes. The registry names the
+:class:`LauncherKind` of each.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, Protocol
+from collections.abc import Collection, Mapping
+from typing import Any, Literal, Protocol
 
 from autotune.contract.failures import Phase
-from autotune.contract.folder import AttemptFolder
-from autotune.contract.plan import Plan
+from autotune.contract.folder import AttemptFolder, StudyFolder
+from autotune.contract.plan import CommandWorkload, Plan, Topology, Workload
 from autotune.contract.protocol import StopReason
 
 
@@ -78,3 +80,80 @@ class Launcher(Protocol):
 
     def close(self) -> None:
         """End all jobs and everything that ``start`` started."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SiteDevice:
+    """One device of a site."""
+
+    name: str
+    memory_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Site:
+    """Where a launcher's trials run, if that is not this machine."""
+
+    topology: Topology
+    devices: tuple[SiteDevice, ...]
+    host_memory_bytes: int
+    environment: dict[str, Any]
+    """What a study records of it, with the keys of ``store.provenance.environment``."""
+    facts: Mapping[str, Any]
+    """What conditions of knobs may name of its model and packages (``space.model.Limits``)."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Order:
+    """What a study wants of its launcher."""
+
+    study: StudyFolder
+    topology: Topology
+    backends: tuple[str, ...]
+    """Engines that its trials use."""
+    is_command: bool
+    """Whether a program of the user's own does the work."""
+    seed: int
+    """``search.seed``."""
+    modules: tuple[str, ...] = ()
+    """What a server imports for all ranks, beside the engines' own."""
+
+
+class LauncherKind(Protocol):
+    """A way to launch; the class that the registry names for ``--launcher NAME=ARGUMENT``."""
+
+    def __init__(self, argument: str | None) -> None:
+        """Take what the user wrote after ``=``; ``None``: nothing.
+
+        Raises:
+            InputError: There must be an argument, or must be none, or it is wrong.
+        """
+
+    @property
+    def argument(self) -> str | None:
+        """What it was given, in the form that a study records: a path is absolute."""
+
+    @property
+    def site(self) -> Site | None:
+        """Where trials run; ``None``: on this machine."""
+
+    def refused_work(self, workload: CommandWorkload | Workload) -> str | None:
+        """Why trials of this workload cannot be launched; ``None``: they can."""
+
+    def refused_values(self, knob: str, values: Collection[Any]) -> dict[Any, str]:
+        """Which of a knob's values no configuration here can have, each with the reason."""
+
+    def refused_config(
+        self, key: str, backend: str, config: Mapping[str, Any], stated: Collection[str]
+    ) -> str | None:
+        """Why a configuration cannot be launched, in words; ``None``: it can.
+
+        Args:
+            key: Its canonical key.
+            backend: Name of its backend.
+            config: Every knob by full name.
+            stated: Knobs that the user tunes or sets.
+        """
+
+    def launcher(self, order: Order) -> Launcher:
+        """Return the launcher of one study."""

@@ -85,6 +85,7 @@ class LocalLauncher:
         warm: Whether ranks are forked from a process that has imported everything. ``False``
             starts an interpreter per rank, for comparison.
         backends: Whose modules to import; empty: all registered ones.
+        modules: What else to import, such as a package that only some workloads need.
         entry: What a rank runs; for tests. ``module:function``, a module name when cold.
         start_limit_s: How long the server may take to start.
         silence_s: How long a server may owe an answer.
@@ -98,6 +99,7 @@ class LocalLauncher:
         warm: bool = True,
         *,
         backends: tuple[str, ...] = (),
+        modules: tuple[str, ...] = (),
         entry: str | None = None,
         start_limit_s: float = START_LIMIT_S,
         silence_s: float = SILENCE_S,
@@ -106,6 +108,7 @@ class LocalLauncher:
         self._processes = processes
         self._warm = warm
         self._backends = backends or registry.names("backends")
+        self._modules = modules
         self._entry = entry
         self._silence_s = silence_s
         self._jobs: dict[str, _Job] = {}
@@ -246,8 +249,8 @@ class LocalLauncher:
         if not kind.warm:
             return ["--cold"]
         arguments = [f"--backend={name}" for name in self._backends]
-        module = self._entry_for(True).partition(":")[0]
-        return [*arguments, f"--module={module}"]
+        modules = (self._entry_for(True).partition(":")[0], *self._modules)
+        return [*arguments, *(f"--module={module}" for module in modules)]
 
     def _server(self, kind: ServerKind) -> tuple[ServerProcess, ServerKind]:
         """Return a live server of this kind, or a cold one where warm ones keep dying."""

@@ -6,10 +6,11 @@ import contextlib
 import copy
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from autotune.contract.plan import Model
 from autotune.models import mixing
+from autotune.models.checkpoint import ParameterShape
 from autotune.models.kernels import table
 from autotune.models.kernels.attention import registered_name
 from autotune.models.kernels.choice import KernelRefusedError, Target, first_line
@@ -20,7 +21,7 @@ from autotune.models.starts import Start
 if TYPE_CHECKING:
     import torch
 
-    from autotune.models.family import Batch
+    from autotune.models.family import Batch, ModelFamily
 
 
 class CausalLmFamily:
@@ -30,8 +31,23 @@ class CausalLmFamily:
     leaf_classes: ClassVar[tuple[str, ...]] = ()
     starts: ClassVar[Mapping[str, Start]] = {}
 
+    not_adapted: ClassVar[tuple[str, ...]] = ()
+    """Ends of names of matrices in decoder layers that no adapter stands by."""
+
+    def parameters(self, config: Mapping[str, Any]) -> tuple[ParameterShape, ...]:
+        raise NotImplementedError
+
     def vocab_size(self, config: Mapping[str, Any]) -> int:
         return int(config["vocab_size"])
+
+    def linear_layers(self, config: Mapping[str, Any]) -> Mapping[str, tuple[int, int]]:
+        found: dict[str, tuple[int, int]] = {}
+        for parameter in self.parameters(config):
+            name, _, kind = parameter.names[0].rpartition(".")
+            is_matrix = kind == "weight" and len(parameter.shape) == 2
+            if is_matrix and ".layers." in name and not name.endswith(self.not_adapted):
+                found[name] = (parameter.shape[0], parameter.shape[1])
+        return found
 
     def build(
         self,
@@ -53,7 +69,8 @@ class CausalLmFamily:
                 AutoModelForCausalLM, config, dtype, kernels.get("attention", "sdpa")
             )
         module.train()
-        target = Target(family=self, module=module, static_shapes=static_shapes)
+        family = cast("ModelFamily", self)  # what the families add makes it one
+        target = Target(family=family, module=module, static_shapes=static_shapes)
         table.bind(target, kernels)
         return module
 

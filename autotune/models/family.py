@@ -81,13 +81,24 @@ class ModelFamily(Protocol):
         """
 
     def parameters(self, config: Mapping[str, Any]) -> tuple[ParameterShape, ...]:
-        """The trainable parameters as the library names them, tied ones once."""
+        """The parameters as the library names them, tied ones once."""
 
     def vocab_size(self, config: Mapping[str, Any]) -> int:
         """Number of token ids that the embedding knows."""
 
-    def flops_per_token(self, config: Mapping[str, Any], lengths: Sequence[int]) -> float:
-        """Model FLOPs of forward and backward per real token, for samples of these lengths."""
+    def linear_layers(self, config: Mapping[str, Any]) -> Mapping[str, tuple[int, int]]:
+        """Module name to output and input width of each linear layer that adapters may stand by."""
+
+    def flops_per_token(
+        self, config: Mapping[str, Any], lengths: Sequence[int], adapters: int | None = None
+    ) -> float:
+        """Model FLOPs of forward and backward per real token, for samples of these lengths.
+
+        Args:
+            config: A completed configuration.
+            lengths: Sample lengths in tokens.
+            adapters: Elements of the adapters where only those are trained.
+        """
 
     def layer_counts(self, config: Mapping[str, Any]) -> dict[str, int]:
         """``attention_layers`` and ``linear_attention_layers``: facts for conditions of knobs."""

@@ -23,8 +23,10 @@ class Qwen3Family(causal_lm.CausalLmFamily):
     def parameters(self, config: Mapping[str, Any]) -> tuple[ParameterShape, ...]:
         return qwen3_shape.parameters(config)
 
-    def flops_per_token(self, config: Mapping[str, Any], lengths: Sequence[int]) -> float:
-        return qwen3_shape.flops_per_token(config, lengths)
+    def flops_per_token(
+        self, config: Mapping[str, Any], lengths: Sequence[int], adapters: int | None = None
+    ) -> float:
+        return qwen3_shape.flops_per_token(config, lengths, adapters)
 
     def implementations(self, module: torch.nn.Module) -> dict[str, str]:
         layers: list[Any] = list(self.layers(module))

@@ -43,8 +43,10 @@ class Qwen35Family(causal_lm.CausalLmFamily):
     def parameters(self, config: Mapping[str, Any]) -> tuple[ParameterShape, ...]:
         return qwen3_5_shape.parameters(config)
 
-    def flops_per_token(self, config: Mapping[str, Any], lengths: Sequence[int]) -> float:
-        return qwen3_5_shape.flops_per_token(config, lengths)
+    def flops_per_token(
+        self, config: Mapping[str, Any], lengths: Sequence[int], adapters: int | None = None
+    ) -> float:
+        return qwen3_5_shape.flops_per_token(config, lengths, adapters)
 
     def packing_refusal(self, config: Mapping[str, Any], kernels: Mapping[str, str]) -> str | None:
         """Position ids separate samples in attention only.

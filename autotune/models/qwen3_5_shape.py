@@ -179,7 +179,9 @@ def _linear_parameters(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return {f"linear_attn.{name}": shape for name, shape in shapes.items()}
 
 
-def flops_per_token(config: Mapping[str, Any], lengths: Sequence[int]) -> float:
+def flops_per_token(
+    config: Mapping[str, Any], lengths: Sequence[int], adapters: int | None = None
+) -> float:
     """Return the model FLOPs of forward and backward per real token.
 
     Matrices and attention as in :func:`autotune.models.qwen3_shape.flops_per_token`. A gated
@@ -199,4 +201,5 @@ def flops_per_token(config: Mapping[str, Any], lengths: Sequence[int]) -> float:
     attention = 12 * config["num_attention_heads"] * config["head_dim"] * keys
     state = config["linear_key_head_dim"] * config["linear_value_head_dim"]
     linear = 18 * config["linear_num_value_heads"] * state
-    return float(6 * elements + kinds.count(_FULL) * attention + kinds.count(_LINEAR) * linear)
+    weights = qwen3_shape.weight_flops(elements, adapters)
+    return float(weights + kinds.count(_FULL) * attention + kinds.count(_LINEAR) * linear)

@@ -21,6 +21,9 @@ class Qwen3MoeFamily(causal_lm.CausalLmFamily):
 
     name = "qwen3_moe"
     leaf_classes = ("Qwen3MoeSparseMoeBlock",)
+    # The router is no linear layer, the experts of a layer are one tensor, and peft takes the names
+    # of a dense layer's matrices for those of experts (peft's ``transformers_weight_conversion``).
+    not_adapted = (".mlp.gate", ".mlp.gate_proj", ".mlp.up_proj", ".mlp.down_proj")
 
     def complete(self, config: Mapping[str, Any], where: str) -> dict[str, Any]:
         return qwen3_moe_shape.complete(config, where)
@@ -28,8 +31,10 @@ class Qwen3MoeFamily(causal_lm.CausalLmFamily):
     def parameters(self, config: Mapping[str, Any]) -> tuple[ParameterShape, ...]:
         return qwen3_moe_shape.parameters(config)
 
-    def flops_per_token(self, config: Mapping[str, Any], lengths: Sequence[int]) -> float:
-        return qwen3_moe_shape.flops_per_token(config, lengths)
+    def flops_per_token(
+        self, config: Mapping[str, Any], lengths: Sequence[int], adapters: int | None = None
+    ) -> float:
+        return qwen3_moe_shape.flops_per_token(config, lengths, adapters)
 
     def one_of_each(self, config: Mapping[str, Any]) -> dict[str, Any]:
         layers = range(config["num_hidden_layers"])

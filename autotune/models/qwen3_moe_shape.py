@@ -125,7 +125,9 @@ def _expert_by_expert(parameter: ParameterShape) -> ParameterShape:
     )
 
 
-def flops_per_token(config: Mapping[str, Any], lengths: Sequence[int]) -> float:
+def flops_per_token(
+    config: Mapping[str, Any], lengths: Sequence[int], adapters: int | None = None
+) -> float:
     """Return the model FLOPs of forward and backward per real token.
 
     As :func:`autotune.models.qwen3_shape.flops_per_token`, with the experts that a token is sent
@@ -140,5 +142,6 @@ def flops_per_token(config: Mapping[str, Any], lengths: Sequence[int]) -> float:
     kind = "full_attention" if config["sliding_window"] is None else "sliding_attention"
     as_dense = {**config, "layer_types": [kind] * config["num_hidden_layers"]}
     sparse = sum(is_sparse(config, index) for index in range(config["num_hidden_layers"]))
-    extra: float = 6.0 * sparse * (active + router - dense_mlp)
-    return qwen3_shape.flops_per_token(as_dense, lengths) + extra
+    more = sparse * (active + router - dense_mlp)
+    extra: float = 6 * more if adapters is None else 4 * more
+    return qwen3_shape.flops_per_token(as_dense, lengths, adapters) + extra

@@ -255,19 +255,38 @@ def attended_keys(length: int, window: int | None) -> int:
     return window * (window + 1) // 2 + (length - window) * window
 
 
-def flops_per_token(config: Mapping[str, Any], lengths: Sequence[int]) -> float:
+def weight_flops(elements: int, adapters: int | None) -> int:
+    """Return the FLOPs of forward and backward per token for its products with weights.
+
+    A product is a multiplication and an addition an element. There is one forward, and backward
+    one for the gradient of its input and one for that of its weight; a frozen weight needs no
+    gradient, so it has two products in place of three.
+
+    Args:
+        elements: Matrix elements that a token is multiplied with, without those of adapters.
+        adapters: Elements of the adapters, beside which ``elements`` are frozen; ``None``: there
+            are none, and all weights are trained.
+    """
+    return 6 * elements if adapters is None else 4 * elements + 6 * adapters
+
+
+def flops_per_token(
+    config: Mapping[str, Any], lengths: Sequence[int], adapters: int | None = None
+) -> float:
     """Return the model FLOPs of forward and backward per real token.
 
     The formula of PaLM (Chowdhery et al. 2022, appendix B, "model FLOPs utilization"), with
     attention counted as it is masked: per token ``6 · P`` for the ``P`` matrix elements that it
-    is multiplied with (a multiplication and an addition, once forward and twice backward; the
-    output projection counts, the input embedding is a look-up and does not), and per layer
-    ``12 · heads · head_dim`` for each key that its query sees (scores and weighted sum, the same
-    three times). Padding and recomputation are overhead and do not count.
+    is multiplied with (:func:`weight_flops`; the output projection counts, the input embedding is
+    a look-up and does not), and per layer ``12 · heads · head_dim`` for each key that its query
+    sees (scores and weighted sum, forward and twice backward). Padding and recomputation are
+    overhead and do not count.
 
     Args:
         config: A completed configuration.
         lengths: Sample lengths in tokens.
+        adapters: As in :func:`weight_flops`. That nothing below the first adapter needs the
+            gradient of its input is not taken off.
     """
     layer, head = matmul_parameters(config)
     tokens = sum(lengths)
@@ -280,5 +299,6 @@ def flops_per_token(config: Mapping[str, Any], lengths: Sequence[int]) -> float:
     if num_sliding:
         window = config["sliding_window"]
         keys += num_sliding * sum(attended_keys(length, window) for length in lengths)
-    flops: float = 6.0 * (config["num_hidden_layers"] * layer + head) + per_key * keys / tokens
+    weights = weight_flops(config["num_hidden_layers"] * layer + head, adapters)
+    flops: float = weights + per_key * keys / tokens
     return flops

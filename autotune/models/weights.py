@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from autotune.contract.plan import Model
+from autotune.models import lora
 from autotune.models.checkpoint import Checkpoint, ParameterShape
 from autotune.models.family import family_of
 from autotune.models.starts import Start
@@ -28,11 +29,12 @@ class WeightSource:
     std: float
     """Standard deviation of drawn weights (``initializer_range``)."""
     starts: Mapping[str, Start]
-    """Parameter name, tied duplicates included, to how it starts."""
+    """Parameter name as without adapters, tied duplicates included, to how it starts."""
     zero_rows: Mapping[str, int]
     """Embedding name to the row of its padding token, which starts at zero."""
     canonical: Mapping[str, str]
-    """Parameter name to the one name that stands for all that are tied to it."""
+    """Parameter name to the one name that stands for all that are tied to it, and in a model with
+    adapters for the same parameter without them."""
     stored: Mapping[str, ParameterShape]
     """Parameter name, tied duplicates included, to what a checkpoint may hold for it."""
     checkpoint: Checkpoint | None = None
@@ -41,7 +43,8 @@ class WeightSource:
     def of(cls, model: Model, module: torch.nn.Module) -> WeightSource:
         """Read names, kinds and ties from ``module``: as the family built it, or wrapped in place.
 
-        Ties are taken from the library's own record as well as from shared parameters:
+        Adapters must be attached already: their parameters start too. Ties are taken from the
+        library's own record as well as from shared parameters:
         ``to_empty`` gives every module a parameter of its own.
         """
         first_name: dict[int, str] = {}
@@ -50,12 +53,13 @@ class WeightSource:
         zero_rows: dict[str, int] = {}
         family = family_of(model.family)
         for name, parameter in module.named_parameters(remove_duplicate=False):
-            canonical[name] = first_name.setdefault(id(parameter), name)
+            plain = lora.base_name(name)
+            canonical[name] = first_name.setdefault(id(parameter), plain)
             owner = module.get_submodule(name.rpartition(".")[0])
-            starts[name] = _start(name, owner, family.starts)
+            starts[plain] = _start(name, owner, family.starts)
             padding = getattr(owner, "padding_idx", None)
             if padding is not None:
-                zero_rows[name] = padding
+                zero_rows[plain] = padding
         for target, source in (getattr(module, "all_tied_weights_keys", None) or {}).items():
             canonical[target] = canonical[source]
         return cls(
@@ -90,7 +94,7 @@ class WeightSource:
             raise KeyError(f"the model has no parameter {name!r}")
         canonical = self.canonical[name]
         device = torch.device(device)
-        if self.checkpoint is not None:
+        if self.checkpoint is not None and not lora.is_adapter(canonical):
             value = self.checkpoint.read(self.stored[canonical]).to(device)
             return _rounded(value.to(torch.float32))
         start = self.starts[canonical]
@@ -99,6 +103,9 @@ class WeightSource:
             return fill(tuple(shape), dtype=torch.float32, device=device)
         value = torch.empty(tuple(shape), dtype=torch.float32, device=device)
         generator = _generator(canonical, self.seed, device)
+        if start == "adapter":
+            bound = float(shape[1]) ** -0.5
+            return _rounded(value.uniform_(-bound, bound, generator=generator))
         if start == "log_uniform":
             return _rounded(value.uniform_(0.01, 16.0, generator=generator).log_())
         value.normal_(0.0, self.std, generator=generator)
@@ -139,7 +146,13 @@ def _inverse_frequencies(rotary: Any) -> torch.Tensor:
 
 
 def _start(name: str, owner: torch.nn.Module, special: Mapping[str, Start]) -> Start:
-    """How the library starts a parameter (``PreTrainedModel._init_weights``)."""
+    """How the library starts a parameter (``PreTrainedModel._init_weights``), or peft an adapter.
+
+    peft's default is a drawn first matrix and a second one of zeros, so that the model begins as
+    it is without adapters (``peft/tuners/lora/layer.py``, ``reset_lora_parameters``).
+    """
+    if lora.is_adapter(name):
+        return "adapter" if ".lora_A." in name else "zeros"
     leaf = name.rpartition(".")[2]
     for key in (leaf, *(f"{cls.__name__}.{leaf}" for cls in type(owner).__mro__)):
         if key in special:

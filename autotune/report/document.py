@@ -1,10 +1,10 @@
 """The report as one JSON document: a contract for programs, and the source of the other reports.
 
-Beyond the keys that DESIGN.md fixes it holds ``running``, ``topology``, ``projection`` and
-``problems``; trials carry ``origin``, ``other_context``, ``outside_space``, ``unsteady``,
-``unstable``, ``invalid_s_per_it``, ``warmup_s``, ``compile_s`` and ``log``; ``baseline`` and
-``best`` carry ``read_back`` (how far each setting was seen in effect), ``implementations`` and
-``unverified``;
+Beyond the keys that DESIGN.md fixes it holds ``running``, ``topology``, ``projection``,
+``replayed_from`` (the table that the launches were played from) and ``problems``; trials carry
+``origin``, ``other_context``, ``outside_space``, ``unsteady``, ``unstable``,
+``invalid_s_per_it``, ``warmup_s``, ``compile_s`` and ``log``; ``baseline`` and ``best`` carry
+``read_back`` (how far each setting was seen in effect), ``implementations`` and ``unverified``;
 ``best`` carries the verdict's ``reason``, ``later_trials``, how many were launched after it, and
 ``compared``, every finalist's speed against the baseline. ``ranking`` puts all valid trials in
 order, by the estimates of :mod:`autotune.analysis.ranking`.
@@ -48,6 +48,7 @@ def build(contents: StudyContents) -> dict[str, Any]:
         "space_fingerprint": study.space_fingerprint,
         "running": contents.live,
         "environment": study.environment,
+        "replayed_from": study.environment.get("replayed_from"),
         "topology": codec.to_json(study.topology),
         "counts": counts(contents),
         "baseline": _configuration(contents, baseline),
@@ -104,19 +105,9 @@ def current_verdict(contents: StudyContents) -> Verdict | None:
         return None
     if verdict.space_fingerprint != study.space_fingerprint:
         return None
-    if verdict.verdict == "none_feasible" and _num_later(contents, verdict):
+    if verdict.verdict == "none_feasible" and contents.later_than(verdict.at):
         return None
     return verdict
-
-
-def _num_later(contents: StudyContents, verdict: Verdict) -> int:
-    """Trials that were launched after the verdict."""
-    return sum(
-        trial.header.created_at > verdict.at
-        or (trial.outcome is not None and trial.outcome.submitted_at > verdict.at)
-        for trial in contents.trials
-        if contents.comparable(trial) and contents.inside(trial)
-    )
 
 
 def _best(contents: StudyContents, baseline: TrialRecord | None) -> dict[str, Any]:
@@ -129,7 +120,7 @@ def _best(contents: StudyContents, baseline: TrialRecord | None) -> dict[str, An
         trial = None if verdict.best_trial is None else contents.trial(verdict.best_trial)
     more = {
         "reason": verdict.reason or None,
-        "later_trials": _num_later(contents, verdict),
+        "later_trials": len(contents.later_than(verdict.at)),
         "compared": [codec.to_json(one) for one in verdict.compared],
     }
     if trial is None or _time(contents, trial) is None:

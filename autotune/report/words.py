@@ -18,6 +18,10 @@ def verdict_lines(report: Mapping[str, Any]) -> tuple[str, ...]:
     if best["later_trials"]:
         later = f"{best['later_trials']} trials were launched after this verdict; "
         lines = (*lines, later + "the same search command goes on and confirms again.")
+    played = report["replayed_from"]
+    if played is not None:
+        text = "Nothing was run: every launch was played from the table {table}, recorded at {at}."
+        lines = (*lines, text.format(table=played["table"], at=played["recorded_at"]))
     return lines
 
 

@@ -51,7 +51,7 @@ class CompareRequest:
     storage: str | None = None
     rounds: int = ROUNDS
     make_launcher: MakeLauncher | None = None
-    """Where trials run; ``None``: this machine."""
+    """Makes a launcher in place of the study's own."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,6 +128,7 @@ def _search_request(request: CompareRequest) -> SearchRequest:
         runs=request.runs,
         storage=request.storage,
         anchors=False,
+        launcher=request.study.launcher,
         make_launcher=request.make_launcher,
     )
 

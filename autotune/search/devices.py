@@ -40,6 +40,8 @@ class Devices:
     found: tuple[Device, ...]
     note: str = ""
     """Why GPUs that are there are not used; empty when there is nothing to say."""
+    host_memory_bytes: int | None = None
+    """Of the machine with these devices; ``None``: of this one."""
 
 
 def find_topology(devices: Devices, processes: int | None) -> Topology:

@@ -36,7 +36,10 @@ _NEEDED: Final = (
     "torch", "transformers", "optuna", "sqlalchemy", "alembic", "pyyaml", "typer", "rich",
     "safetensors",
 )  # fmt: skip
-_OPTIONAL: Final = ("deepspeed", "accelerate", "triton", "optuna-dashboard", "scipy")
+_OPTIONAL: Final = (
+    *("deepspeed", "accelerate", "triton", "optuna-dashboard", "scipy"),
+    *("peft", "bitsandbytes"),
+)
 _KERNELS: Final = {
     "flash_attn": ("flash-attn", "attention"),
     "fla": ("flash-linear-attention", "gated delta net layers"),

@@ -32,8 +32,9 @@ def earlier_bests(
 ) -> tuple[EarlierBest, ...]:
     """Return the confirmed bests of the other studies in ``runs``, the latest first.
 
-    Of the same workload family is a study of the same model family, or the same command, and the
-    same kind of device. A study that cannot be read is passed over: it is no part of this search.
+    Of the same workload family is a study of the same model family and kind of fine-tuning, or the
+    same command, and the same kind of device. A study that cannot be read is passed over: it is no
+    part of this search.
     """
     found: list[tuple[float, EarlierBest]] = []
     for path in sorted(runs.iterdir()) if runs.is_dir() else ():
@@ -62,7 +63,8 @@ def _same_family(
         return study.workload.get("command") == list(workload.command)
     model = study.workload.get("model")
     family = model.get("family") if isinstance(model, dict) else None
-    return bool(family == workload.model.family)
+    finetune = study.workload.get("finetune", "full")
+    return (family, finetune) == (workload.model.family, workload.finetune)
 
 
 def _best(contents: StudyContents) -> EarlierBest | None:

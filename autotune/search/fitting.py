@@ -8,6 +8,7 @@ from autotune.backends.base import backend_of
 from autotune.contract import hostmemory
 from autotune.contract.plan import Topology, Workload
 from autotune.errors import NothingFeasibleError
+from autotune.models.family import family_of
 from autotune.search.devices import Devices
 from autotune.space import domains
 from autotune.space.search_space import SearchSpace
@@ -24,11 +25,29 @@ _OFFLOADS: Final = ("deepspeed.offload_optimizer", "zero3.offload_optimizer")
 def least_memory_bytes(workload: Workload) -> int:
     """Bytes of weights, gradients and Adam's moments of one copy of the model.
 
-    However finely it is sharded, all ranks together hold at least this.
+    However finely it is sharded, all ranks together hold at least this. Frozen weights have
+    neither gradients nor moments.
     """
     precision = workload.precision
     each = _BYTES[precision.master] + _BYTES[precision.accumulate] + _ADAM_BYTES
-    return workload.model.num_parameters * each
+    return frozen_bytes(workload) + workload.num_trainable * each
+
+
+def frozen_bytes(workload: Workload) -> int:
+    """Bytes of the weights beside which adapters are trained; 0 where all weights are trained.
+
+    Weights in four bits have an 8-bit scale for every 64 of them and a 32-bit one for every 256
+    scales (QLoRA, Dettmers et al. 2023, section 3: double quantisation).
+    """
+    if workload.lora is None:
+        return 0
+    model = workload.model
+    packed = 0
+    if workload.finetune == "qlora":
+        layers = family_of(model.family).linear_layers(model.config)
+        packed = sum(rows * columns for rows, columns in layers.values())
+    whole = (model.num_parameters - packed) * _BYTES[workload.precision.compute]
+    return whole + packed // 2 + packed // 64 + packed // (64 * 256) * 4
 
 
 def stage_memory_bytes(
@@ -45,8 +64,8 @@ def stage_memory_bytes(
         processes: All of them.
         offloaded: Whether all but the weights may lie in host memory.
     """
-    precision, number = workload.precision, workload.model.num_parameters
-    weights = float(number * _BYTES[precision.compute])
+    precision, number = workload.precision, workload.num_trainable
+    weights = float(frozen_bytes(workload) + number * _BYTES[precision.compute])
     gradients = float(number * _BYTES[precision.accumulate])
     state = float(number * (_BYTES[precision.master] + _ADAM_BYTES))
     if offloaded:
@@ -148,4 +167,5 @@ def _rooms(topology: Topology, devices: Devices) -> list[float]:
     """Bytes for each process: of its device, or its part of the host's memory."""
     if topology.device == "cuda":
         return [float(one.memory_bytes) for one in devices.found[: topology.processes]]
-    return [hostmemory.total_bytes() / topology.processes] * topology.processes
+    total = devices.host_memory_bytes or hostmemory.total_bytes()
+    return [total / topology.processes] * topology.processes

@@ -40,12 +40,14 @@ _ROWS: Final = "workload.micro_batch"
 def with_right_kernels(prepared: Prepared, runner: Runner, events: EventSink) -> Prepared:
     """Return ``prepared`` without the kernels that are wrong or do not run here.
 
+    Where trials run elsewhere, as those of a recorded table, nothing can be compared here.
+
     Raises:
         SpaceError: One of them is fixed or the baseline's, or none is left of a parameter.
         KeyboardInterrupt: The user asked to stop.
         EnvironmentFault: The launcher failed.
     """
-    if not isinstance(prepared.workload, Workload):
+    if not isinstance(prepared.workload, Workload) or not prepared.where.is_here:
         return prepared
     begun, launched = time.monotonic(), 0
     gone: dict[str, dict[Any, str]] = {}

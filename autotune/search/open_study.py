@@ -7,15 +7,14 @@ import dataclasses
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast
 
-from autotune import registry
 from autotune.contract import jsonfile
 from autotune.contract.folder import StudyFolder
-from autotune.contract.plan import CommandWorkload, Topology
-from autotune.launchers.base import Launcher
+from autotune.contract.plan import CommandWorkload
+from autotune.launchers.base import Launcher, Order
 from autotune.search.device_memory import DeviceMemory
 from autotune.search.events import EventSink
+from autotune.search.finetuning import imported_once
 from autotune.search.interrupts import Interrupts
 from autotune.search.kernel_checks import with_right_kernels
 from autotune.search.launching import Runner
@@ -25,9 +24,8 @@ from autotune.search.preflight import Prepared
 from autotune.search.projection import Projection
 from autotune.search.request import SearchRequest
 from autotune.space.model import CommandSpec
-from autotune.space.search_space import SearchSpace
 from autotune.store.database import Store, default_url
-from autotune.store.lock import hold
+from autotune.store.lock import Held, hold
 from autotune.store.recorder import StudyRecorder
 
 
@@ -59,12 +57,11 @@ def open_study(
         KeyboardInterrupt: The user asked to stop before anything was launched.
     """
     folder = prepared.folder
-    with _study_lock(folder):
-        recorder = StudyRecorder(folder, store)
-        make = request.make_launcher or _local
+    with _study_lock(folder) as held:
+        recorder = StudyRecorder(folder, store, held)
         prepared = _with_own_data(prepared)
         runner = Runner(
-            launcher=make(folder, prepared.topology, prepared.space),
+            launcher=_launcher(request, prepared),
             recorder=recorder,
             planner=prepared.planner,
             interrupts=interrupts,
@@ -103,13 +100,13 @@ def open_store(request: SearchRequest) -> Store:
 
 
 @contextlib.contextmanager
-def _study_lock(folder: StudyFolder) -> Iterator[None]:
+def _study_lock(folder: StudyFolder) -> Iterator[Held]:
     """Hold the study; a folder in which no study came to be is removed again."""
-    with hold(folder):
+    with hold(folder) as held:
         try:
-            yield
+            yield held
         finally:
-            if not folder.study_file.exists():
+            if not folder.study_file.exists() and not held.is_replaced:
                 shutil.rmtree(folder.path, ignore_errors=True)
 
 
@@ -138,18 +135,25 @@ def _with_own_data(prepared: Prepared) -> Prepared:
     return dataclasses.replace(prepared, workload=workload, planner=planner)
 
 
-def _local(folder: StudyFolder, topology: Topology, space: SearchSpace) -> Launcher:
-    local = registry.load("launchers", "local")
-    warm = not isinstance(space.workload, CommandSpec)  # a command imports its libraries itself
-    return cast(
-        "Launcher",
-        local(folder, topology.processes, topology.device, warm, backends=space.backends),
+def _launcher(request: SearchRequest, prepared: Prepared) -> Launcher:
+    folder, topology, space = prepared.folder, prepared.topology, prepared.space
+    if request.make_launcher is not None:
+        return request.make_launcher(folder, topology, space)
+    return prepared.where.kind.launcher(
+        Order(
+            study=folder,
+            topology=topology,
+            backends=space.backends,
+            is_command=isinstance(space.workload, CommandSpec),
+            modules=() if space.is_command else imported_once(space.training.finetune),
+            seed=space.search.seed,
+        )
     )
 
 
 def _devices(prepared: Prepared, interrupts: Interrupts) -> Callable[[], DeviceMemory] | None:
-    """How to watch the memory of the devices that trials use; ``None`` on a machine without."""
-    if prepared.topology.device != "cuda":
+    """How to watch the memory of the devices that trials use; ``None`` where none is here."""
+    if prepared.topology.device != "cuda" or not prepared.where.is_here:
         return None
     uuids = [device.uuid for device in prepared.devices.found]
     return lambda: DeviceMemory(uuids, wait=interrupts.wait)

@@ -162,7 +162,7 @@ class Planner:
             key=config.key,
             backend=config.backend,
             config=dict(config.values),
-            verify=self._verify(config),
+            verify=self.verified(config),
             unverified=dict(self.space.unverified),
             workload=self.workload,
             schedule=schedule,
@@ -262,7 +262,7 @@ class Planner:
                 self._schedules[cut] = str(error)
         return self._schedules[cut]
 
-    def _verify(self, config: Config) -> tuple[str, ...]:
+    def verified(self, config: Config) -> tuple[str, ...]:
         """All that the user tunes or sets and that is live in ``config``."""
         named = {param.knob for param in self.space.params}
         named |= set(self.space.fixed) | set(self.space.baseline)

@@ -20,9 +20,10 @@ from autotune.search import disk
 from autotune.search.anchors import Anchor, find_anchors
 from autotune.search.automatic import resolve_auto
 from autotune.search.available import available
-from autotune.search.devices import Devices, find_topology, visible_devices
+from autotune.search.devices import Devices
 from autotune.search.earlier import earlier_bests
 from autotune.search.experts import unknown_experts
+from autotune.search.finetuning import check_finetuning
 from autotune.search.fitting import fitting
 from autotune.search.kernels import limits_of
 from autotune.search.packages import known_bad
@@ -30,12 +31,20 @@ from autotune.search.planning import Planner
 from autotune.search.proposals import Exhausted, look_around, sampler_name
 from autotune.search.request import SearchRequest
 from autotune.search.site import with_site_values
+from autotune.search.where import (
+    Where,
+    check_configs,
+    check_work,
+    find_launcher,
+    launchable,
+    look,
+)
 from autotune.search.workload import command_workload, context_of, make_workload
 from autotune.space.loader import find_space, load_space, parse_space
-from autotune.space.model import CommandSpec, Config
+from autotune.space.model import CommandSpec, Config, Limits
 from autotune.space.search_space import SearchSpace
 from autotune.space.settings import MAX_TRIALS
-from autotune.store.provenance import environment, environment_fingerprint
+from autotune.store.provenance import environment_fingerprint
 
 SHOWN_REASONS: Final = 3
 """Reasons that one error lists."""
@@ -48,10 +57,8 @@ class Prepared:
     folder: StudyFolder
     space: SearchSpace
     """Bound to the topology."""
-    devices: Devices
-    topology: Topology
+    where: Where
     workload: CommandWorkload | Workload
-    environment: dict[str, Any]
     context: str
     sampler: str
     trials: int
@@ -59,6 +66,21 @@ class Prepared:
     anchors: tuple[Anchor, ...]
     notes: tuple[str, ...]
     """What the user should know before it starts."""
+
+    @property
+    def devices(self) -> Devices:
+        """The devices that trials may use."""
+        return self.where.devices
+
+    @property
+    def topology(self) -> Topology:
+        """Where the ranks of a trial run."""
+        return self.where.topology
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """What the study records of the machine."""
+        return self.where.environment
 
 
 def prepare(request: SearchRequest, *, staging: Path) -> Prepared:
@@ -73,7 +95,7 @@ def prepare(request: SearchRequest, *, staging: Path) -> Prepared:
         EnvironmentFault: The machine lacks something.
         NothingFeasibleError: The baseline can be seen not to run.
     """
-    loaded, of_site = with_site_values(_load(request), os.environ)
+    loaded = _load(request)
     folder = StudyFolder.of(request.runs, study_name(request))
     trials = loaded.search.trials if request.trials is None else request.trials
     if not 1 <= trials <= MAX_TRIALS:
@@ -84,38 +106,33 @@ def prepare(request: SearchRequest, *, staging: Path) -> Prepared:
     disk.check_writable(request.runs)
     disk.check_room(request.runs)
     sampler = sampler_name(loaded)
-    if isinstance(loaded.workload, CommandSpec):
-        _check_program(loaded, loaded.workload.command[0])
-    else:
-        _check_packages(loaded)
-    devices = visible_devices()
-    with loaded.place("topology.processes").blamed():
-        topology = find_topology(devices, loaded.processes)
+    where = look(*find_launcher(request, folder), loaded)
+    loaded, of_site = _as_it_is_here(loaded, where)
+    topology = where.topology
     automatic: tuple[str, ...] = ()
     if isinstance(loaded.workload, CommandSpec):
         workload: CommandWorkload | Workload = command_workload(loaded.workload)
-        space = available(loaded.on(topology), topology)
+        space = _possible(loaded.on(topology), where)
     else:
         _take_earlier_tokens(folder, staging)
-        workload, space, automatic = _training(loaded, topology, devices, staging)
-    facts = environment(topology)
+        workload, space, automatic = _training(loaded, where, staging)
+    check_work(where, space, workload)
     planner = Planner(study=folder.name, space=space, workload=workload, topology=topology)
     _check_baseline(space, planner)
     few = _check_rest(space, planner)
+    check_configs(where, planner)
     earlier = earlier_bests(request.runs, but=folder.name, workload=workload, topology=topology)
     return Prepared(
         folder=folder,
         space=space,
-        devices=devices,
-        topology=topology,
+        where=where,
         workload=workload,
-        environment=facts,
-        context=context_of(workload, topology, environment_fingerprint(facts)),
+        context=context_of(workload, topology, environment_fingerprint(where.environment)),
         sampler=sampler,
         trials=trials,
         planner=planner,
         anchors=find_anchors(space, workload, earlier) if request.anchors else (),
-        notes=(*_notes(space, workload, devices, topology), *automatic, *of_site, *few),
+        notes=(*_notes(space, workload, where), *automatic, *of_site, *few),
     )
 
 
@@ -135,6 +152,22 @@ def narrowed(prepared: Prepared, space: SearchSpace, notes: Sequence[str]) -> Pr
         anchors=tuple(one for one in prepared.anchors if space.contains(one.assignment)),
         notes=(*prepared.notes, *notes, *few),
     )
+
+
+def _as_it_is_here(space: SearchSpace, where: Where) -> tuple[SearchSpace, tuple[str, ...]]:
+    """The space with what this machine has set, if trials run on it and their program is there."""
+    if not where.is_here:
+        return space, ()
+    if isinstance(space.workload, CommandSpec):
+        _check_program(space, space.workload.command[0])
+    else:
+        _check_packages(space)
+    return with_site_values(space, os.environ)
+
+
+def _possible(space: SearchSpace, where: Where) -> SearchSpace:
+    """The space without what the place of its trials lacks."""
+    return available(space, where.topology) if where.is_here else launchable(space, where)
 
 
 def _load(request: SearchRequest) -> SearchSpace:
@@ -162,13 +195,19 @@ def study_name(request: SearchRequest) -> str:
 
 
 def _training(
-    loaded: SearchSpace, topology: Topology, devices: Devices, staging: Path
+    loaded: SearchSpace, where: Where, staging: Path
 ) -> tuple[Workload, SearchSpace, tuple[str, ...]]:
     """The workload of autotune's own step, the space without what it cannot do, and notes."""
-    space = loaded.on(topology)
-    workload = make_workload(space, data_folder=staging)
-    space = loaded.on(topology, limits_of(loaded, workload, topology, devices))
-    space = fitting(available(space, topology), workload, topology, devices)
+    topology, devices = where.topology, where.devices
+    if where.is_here:
+        check_finetuning(loaded.training.finetune, topology)
+    workload = make_workload(loaded.on(topology), data_folder=staging)
+    site = where.kind.site
+    limits = (
+        limits_of(loaded, workload, topology, devices) if site is None else Limits(facts=site.facts)
+    )
+    space = _possible(loaded.on(topology, limits), where)
+    space = fitting(space, workload, topology, devices)
     space, automatic = resolve_auto(space, workload)
     return workload, space, automatic
 
@@ -238,10 +277,7 @@ def _check_packages(space: SearchSpace) -> None:
 
 
 def _notes(
-    space: SearchSpace,
-    workload: CommandWorkload | Workload,
-    devices: Devices,
-    topology: Topology,
+    space: SearchSpace, workload: CommandWorkload | Workload, where: Where
 ) -> tuple[str, ...]:
     notes = [
         f"{d.param} is not tuned: {d.reason}"
@@ -256,11 +292,11 @@ def _notes(
     experts = unknown_experts(space, workload) if isinstance(workload, Workload) else None
     if experts is not None:
         notes.append(experts)
-    if devices.note:
-        notes.append(f"GPUs are not used: {devices.note}")
-    if topology.device == "cpu":
+    if where.devices.note:
+        notes.append(f"GPUs are not used: {where.devices.note}")
+    if where.topology.device == "cpu" and where.is_here:
         notes.append(
-            f"no GPU is used: {topology.processes} CPU processes show how it works; "
+            f"no GPU is used: {where.topology.processes} CPU processes show how it works; "
             "the times say nothing about a GPU"
         )
     return tuple(notes)

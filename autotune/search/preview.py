@@ -42,7 +42,7 @@ def preview(prepared: Prepared) -> dict[str, Any]:
         "backends": list(space.backends),
         "topology": {"processes": topology.processes, "device": topology.device},
         "devices": [one.name for one in prepared.devices.found[: topology.processes]],
-        "launcher": "local",
+        "launcher": prepared.where.launcher,
         "environment": prepared.environment,
         "memory_bytes": _memory_bytes(prepared),
         "params": {param.name: domain_words(param.domain) for param in space.params},
@@ -74,6 +74,8 @@ def _work(workload: CommandWorkload | Workload) -> dict[str, Any]:
             "name": workload.model.name,
             "family": workload.model.family,
             "parameters": workload.model.num_parameters,
+            "finetune": workload.finetune,
+            "trainable": workload.num_trainable,
         }
     return {
         "model": model,
@@ -114,7 +116,10 @@ def _work_words(plan: dict[str, Any]) -> list[str]:
     model = plan["model"]
     if model is None:
         return _wrapped(f"command {shlex.join(plan['command'])}")
-    return [f"model {model['name']}: {model['family']}, {model['parameters']:,} parameters"]
+    words = f"model {model['name']}: {model['family']}, {model['parameters']:,} parameters"
+    if model["finetune"] != "full":
+        words += f"; {model['finetune']} trains {model['trainable']:,} others beside them"
+    return [words]
 
 
 def _iteration_words(plan: dict[str, Any]) -> str:

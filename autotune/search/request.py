@@ -36,8 +36,10 @@ class SearchRequest:
     early_stop: bool = True
     command: tuple[str, ...] = ("autotune", "search")
     """The words that resume the search."""
+    launcher: str | None = None
+    """``NAME`` or ``NAME=ARGUMENT``; ``None``: the study's own, else ``local``."""
     make_launcher: MakeLauncher | None = None
-    """Where trials run; ``None``: this machine."""
+    """Makes a launcher in place of the one that is named."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -41,6 +41,7 @@ def begin(prepared: Prepared) -> StudyRecord:
         workload=codec.to_json(prepared.workload),
         topology=prepared.topology,
         environment=prepared.environment,
+        launcher=prepared.where.launcher,
         sampler=prepared.sampler,
         seed=space.search.seed,
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Final
 
 from autotune.contract import codec, jsonfile
-from autotune.contract.plan import CommandWorkload, Model, Samples, Topology, Workload
+from autotune.contract.plan import CommandWorkload, Lora, Model, Samples, Topology, Workload
 from autotune.data.samples import make_samples
-from autotune.errors import InputError
+from autotune.models import lora
 from autotune.models.family import family_of
 from autotune.models.resolve import resolve_model
 from autotune.space.model import CommandSpec, WorkloadSpec
@@ -42,15 +43,16 @@ def make_workload(space: SearchSpace, *, data_folder: Path) -> Workload:
         EnvironmentFault: The hub cannot be reached, or the folder cannot be written.
     """
     spec = space.training
-    if spec.finetune != "full":
-        raise InputError(f"workload.finetune: {spec.finetune} is not known", hint="known: full")
     with space.place("workload.model").blamed():
-        model = resolve_model(spec.model, load_weights=spec.load_weights)
+        model = _model(space, spec)
+    with space.place(f"workload.finetune.{spec.finetune}.targets").blamed():
+        adapters = _adapters(spec, model)
     with space.place("workload.data").blamed():
         samples = _samples(spec, model, data_folder)
     return Workload(
         model=model,
-        finetune="full",
+        finetune=spec.finetune,
+        lora=adapters,
         global_batch=spec.global_batch,
         distinct_batches=DISTINCT_BATCHES,
         samples=samples,
@@ -71,6 +73,8 @@ def context_of(
     if isinstance(workload, Workload):
         work["samples"]["token_file"] = None
         del work["model"]["hidden_size_from"]
+        if workload.lora is None:
+            del work["lora"]  # so are records that were made before there were adapters
     return jsonfile.digest(
         {
             "workload": work,
@@ -84,8 +88,31 @@ def flops_per_iteration(workload: Workload) -> float:
     """Model FLOPs of a mean iteration: forward and backward of its real tokens."""
     lengths = workload.samples.lengths
     family = family_of(workload.model.family)
-    per_token = family.flops_per_token(workload.model.config, lengths)
+    adapters = None if workload.lora is None else workload.lora.num_parameters
+    per_token = family.flops_per_token(workload.model.config, lengths, adapters)
     return per_token * sum(lengths) / workload.distinct_batches
+
+
+def _adapters(spec: WorkloadSpec, model: Model) -> Lora | None:
+    if spec.lora is None:
+        return None
+    family, stated = family_of(model.family), dataclasses.asdict(spec.lora)
+    return lora.resolve(family, model.config, **stated)
+
+
+def _model(space: SearchSpace, spec: WorkloadSpec) -> Model:
+    """The model, under the name that the file has for it. A folder may lie beside the file."""
+    beside = Path(space.file).absolute().parent / spec.model
+    name = str(beside) if spec.model.strip() and _is_model(beside) else spec.model
+    model = resolve_model(name, load_weights=spec.load_weights)
+    return dataclasses.replace(model, name=spec.model)
+
+
+def _is_model(folder: Path) -> bool:
+    try:
+        return (folder / "config.json").is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _samples(spec: WorkloadSpec, model: Model, data_folder: Path) -> Samples:

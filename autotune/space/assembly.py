@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from autotune.knobs import environment
 from autotune.knobs.knob import Knob
-from autotune.space import commands, conditions, reading, sections
+from autotune.space import commands, conditions, keys, reading, sections
 from autotune.space.canonical import facts, label, siblings
 from autotune.space.catalogue import Catalogue
 from autotune.space.expression import Expression
@@ -131,7 +131,7 @@ class _Reader:
             self.baseline_backend = reading.text(node, "baseline.backend", self.catalogue.backends)
         self._values("baseline", self.baseline)
         workload = reading.table(self.root.get("workload"), "workload")
-        for entry in sections.entries(workload):
+        for entry in keys.entries(workload):
             if entry.key in sections.WORKLOAD_KNOBS:
                 self._stated(entry)
 
@@ -167,7 +167,7 @@ class _Reader:
         table = reading.table(self.root.get(section), section)
         first: dict[str, Entry] = {}
         found: list[tuple[Entry, Knob]] = []
-        for entry in sections.entries(table):
+        for entry in keys.entries(table):
             if entry.key in skip:
                 continue
             knob = self._find(entry, section)
@@ -184,7 +184,7 @@ class _Reader:
     def _find(self, entry: Entry, section: str) -> Knob:
         key = entry.key
         home = next(
-            (path for path, keys in sections.KEYS.items() if key in keys and path != "workload"),
+            (path for path, names in keys.KEYS.items() if key in names and path != "workload"),
             None,
         )
         if home is not None and self.catalogue.get(key) is None and not _is_work(home):

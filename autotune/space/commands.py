@@ -21,7 +21,7 @@ from autotune.contract.command import (
 )
 from autotune.knobs import environment
 from autotune.knobs.knob import Knob, KnobType
-from autotune.space import reading, sections
+from autotune.space import keys, reading, sections
 from autotune.space.catalogue import Catalogue
 from autotune.space.model import AUTO, CommandSpec, Param
 from autotune.space.nodes import Entry, Node, Scalar, Table
@@ -53,7 +53,7 @@ def own_knobs(root: Table) -> tuple[Knob, ...] | None:
         return None
     found: dict[str, dict[str, Entry]] = {}
     for section in sections.KNOB_SECTIONS:
-        for entry in sections.entries(reading.table(root.get(section), section)):
+        for entry in keys.entries(reading.table(root.get(section), section)):
             if entry.key.startswith(f"{OWNER}."):
                 found.setdefault(entry.key, {})[section] = entry
     return tuple(_own_knob(name, entries) for name, entries in found.items())
@@ -119,13 +119,13 @@ def read_command(root: Table, catalogue: Catalogue) -> CommandSpec:
         SpaceError: A key that no command has, no program, or a placeholder that is none.
     """
     table = sections.workload_table(root)
-    for entry in sections.entries(table):
-        if entry.key in sections.KEYS["workload"] and entry.key not in KEYS:
+    for entry in keys.entries(table):
+        if entry.key in keys.KEYS["workload"] and entry.key not in KEYS:
             raise entry.place.error(
                 f"{entry.key} is of autotune's own training step, and this workload is a command",
                 hint="use samples_per_iteration" if entry.key == "global_batch" else "remove it",
             )
-    sections.check_keys(table, "workload", catalogue)
+    keys.check_keys(table, "workload", catalogue)
     node = table.entries["command"].value
     if len(catalogue.backends) > 1:
         raise node.place.error(

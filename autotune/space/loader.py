@@ -13,7 +13,7 @@ from typing import Final
 import autotune
 from autotune import registry
 from autotune.knobs import reasons
-from autotune.space import assembly, commands, nodes, reading, sections
+from autotune.space import assembly, commands, keys, nodes, reading, sections
 from autotune.space import overrides as edits
 from autotune.space.catalogue import Catalogue
 from autotune.space.model import CommandSpec
@@ -108,10 +108,10 @@ def parse_space(
     root = edits.apply(root, overrides, file)
     _check_version(root)
     if root.get("backend") is None:
-        sections.check_keys(root, "", None)
+        keys.check_keys(root, "", None)
     backends = _backends(sections.required(root, "backend"))
     catalogue = Catalogue(backends, commands.own_knobs(root))
-    sections.check_keys(root, "", catalogue)
+    keys.check_keys(root, "", catalogue)
     return assembly.assemble(
         root, catalogue, file=file, text=text, overrides=tuple(overrides), base=base or Path.cwd()
     )
@@ -132,7 +132,7 @@ def _root(node: Node | None, file: str) -> Table:
 
 def _check_version(root: Table) -> None:
     if root.get("version") is None:
-        sections.check_keys(root, "", None)
+        keys.check_keys(root, "", None)
     node = sections.required(root, "version")
     version = reading.integer(node, "version")
     if version != VERSION:

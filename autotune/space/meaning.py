@@ -20,7 +20,7 @@ def of(space: SearchSpace) -> dict[str, Any]:
     return {
         "backends": sorted(space.declared_backends),
         "baseline_backend": space.baseline_backend,
-        "workload": codec.to_json(space.workload),
+        "workload": _workload(space),
         "processes": "auto" if space.processes is None else space.processes,
         "params": {p.knob: _param_meaning(p) for p in space.declared},
         "fixed": _as_written(space, space.fixed),
@@ -30,6 +30,15 @@ def of(space: SearchSpace) -> dict[str, Any]:
         "memory_margin_share": space.search.memory_margin_share,
         "allow": sorted(space.search.allow),
     }
+
+
+def _workload(space: SearchSpace) -> dict[str, Any]:
+    """The workload as the file has it: the adapters' settings stand under ``finetune``."""
+    found: dict[str, Any] = codec.to_json(space.workload)
+    adapters = found.pop("lora", None)
+    if adapters is not None:
+        found["finetune"] = {found["finetune"]: adapters}
+    return found
 
 
 def _as_written(space: SearchSpace, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Final
 
-from autotune.contract.plan import Optimizer, Precision, Topology
+from autotune.contract.plan import Finetune, Optimizer, Precision, Topology
 from autotune.space.expression import Expression
 
 AUTO: Final = "auto"
@@ -79,12 +79,26 @@ class DataSource:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class LoraSpec:
+    """``workload.finetune`` where adapters are trained beside frozen weights."""
+
+    rank: int = 16
+    """Width of each adapter (peft's ``r``)."""
+    alpha: float = 32.0
+    """What the adapters' output is multiplied with, times ``rank`` (peft's ``lora_alpha``)."""
+    targets: tuple[str, ...] | None = None
+    """Last parts of the names of linear layers; ``None``: all of the decoder layers."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class WorkloadSpec:
     """The workload as the file states it; knobs of the workload are in ``fixed`` or ``params``."""
 
     model: str
     load_weights: bool
-    finetune: str
+    finetune: Finetune
+    lora: LoraSpec | None = None
+    """``None`` exactly where ``finetune`` is ``full``."""
     global_batch: int
     data: DataSource
     optimizer: Optimizer

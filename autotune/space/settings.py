@@ -8,10 +8,11 @@ from typing import Any, Final
 from autotune.contract.duration import parse_duration
 from autotune.space import reading
 from autotune.space.catalogue import Catalogue
+from autotune.space.keys import check_keys
 from autotune.space.model import SearchSettings
 from autotune.space.nodes import Items, Node, Table
 from autotune.space.numbers import NumberError, parse_float
-from autotune.space.sections import check_keys, value
+from autotune.space.sections import value
 
 SAMPLERS: Final = ("auto", "tpe", "gp", "random")
 MAX_TRIALS: Final = 1_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.knobs import reasons
-from autotune.space import reading, sections
+from autotune.space import keys, reading
 from autotune.space.catalogue import Catalogue
 from autotune.space.model import AUTO
 from autotune.space.nodes import Scalar, Table
@@ -22,7 +22,7 @@ def read_unverified(root: Table, catalogue: Catalogue) -> dict[str, dict[str, An
     found: dict[str, dict[str, Any]] = {}
     known = {backend for of in reasons.ENGINES.values() for backend in of}
     engines = {**reasons.ENGINES, **{b: (b,) for b in catalogue.backends if b not in known}}
-    for entry in sections.entries(table):
+    for entry in keys.entries(table):
         if entry.key not in engines:
             live = set(catalogue.backends) - reasons.WITHOUT_KEYS.keys()
             names = [name for name, of in engines.items() if live & set(of)]

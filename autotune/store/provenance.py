@@ -33,7 +33,8 @@ _KERNELS: Final = (
     "kernels",
 )
 _PACKAGES: Final = (
-    "torch", "transformers", "deepspeed", "triton", "optuna", "accelerate", *_KERNELS
+    "torch", "transformers", "deepspeed", "triton", "optuna", "accelerate", "peft",
+    "bitsandbytes", *_KERNELS,
 )  # fmt: skip
 _TIMED_PACKAGES: Final = ("torch", "transformers", "deepspeed", "triton", *_KERNELS)
 """Packages whose version may change a step's time."""
@@ -73,12 +74,15 @@ def environment_fingerprint(found: dict[str, Any]) -> str:
 
     The host's name, the kernel's release, the state of the user's repository and the versions of
     autotune, Optuna and Accelerate are left out: another node of the same kind is comparable.
+    Times that are played from a table are comparable with no others.
     """
     timed = {
         "python": ".".join(str(found["python"]).split(".")[:2]),
         "packages": {k: v for k, v in found["packages"].items() if k in _TIMED_PACKAGES},
         **{key: found[key] for key in ("machine", "cpu", "cpu_cores", "device", "gpus", "driver")},
     }
+    if "replayed_from" in found:
+        timed["replayed_from"] = found["replayed_from"]["sha256"]
     changed = {k: v for k, v in found.get("variables", {}).items() if k in _TUNABLE}
     if changed and found["device"] == "cuda":
         timed["variables"] = changed

@@ -30,7 +30,8 @@ def read_engine(plan: Plan, engine: Engine) -> dict[str, ReadBack]:
     found = {**engine.read_back(), **_checkpointing(engine.module)}
     family = family_of(plan.training.model.family)
     for knob, choice in table.bound(family, engine.module).items():
-        found[f"kernel.{knob}"] = (choice, "live")
+        if choice:  # empty: the model has no layer of this type
+            found[f"kernel.{knob}"] = (choice, "live")
     for name, asked in plan.config.items():
         owner, _, variable = name.partition(".")
         if owner != environment.OWNER:
@@ -44,6 +45,26 @@ def read_engine(plan: Plan, engine: Engine) -> dict[str, ReadBack]:
         for name, (actual, level) in found.items()
         if name in plan.config
     }
+
+
+def require_trainable(plan: Plan, module: torch.nn.Module) -> None:
+    """Check that as many parameters are trained as the workload says.
+
+    Raises:
+        NotInEffectError: More or fewer are.
+    """
+    # ZeRO-3 leaves an empty tensor in place of a parameter that is elsewhere.
+    found = sum(
+        int(getattr(parameter, "ds_numel", parameter.numel()))
+        for parameter in module.parameters()
+        if parameter.requires_grad
+    )
+    wanted = plan.training.num_trainable
+    if found != wanted:
+        raise NotInEffectError(
+            f"workload.finetune: {plan.training.finetune} trains {wanted:,} parameters, and the "
+            f"built model has {found:,} that are trained"
+        )
 
 
 def read_formats(plan: Plan, engine: Engine) -> dict[str, ReadBack]:

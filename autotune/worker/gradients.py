@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from autotune.models import lora
+from autotune.models.kernels.compiled import is_compiled
 from autotune.worker.failures import NumericsError
 
 if TYPE_CHECKING:
@@ -88,6 +90,7 @@ class GradientWatch:
         self._family = family
         self._module = module
         self._parts: list[_Part] = []
+        self._adapters: list[_Point] = []
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -102,6 +105,11 @@ class GradientWatch:
             handles += _hook(part, module)
             for point, child in zip(points[1:], children.values(), strict=True):
                 handles.append(child.register_forward_hook(_looking_at(point)))
+        # Hooks inside a compiled layer would be compiled anew.
+        if not any(map(is_compiled, self._family.layers(self._module))):
+            for name, matrix in lora.adapters(self._module).items():
+                self._adapters.append(_Point(what=name))
+                handles.append(matrix.register_forward_hook(_looking_at(self._adapters[-1])))
         try:
             yield
         finally:
@@ -123,10 +131,11 @@ class GradientWatch:
         return {kind: " + ".join(sorted(names)) for kind, names in steps.items() if names}
 
     def require_gradients(self) -> None:
-        """Check that a gradient came through every part.
+        """Check that a gradient came through every part, and to every adapter.
 
         Raises:
-            NumericsError: A part has no backward, or one that leaves an input out.
+            NumericsError: A part has no backward, or one that leaves an input out, or an adapter
+                is not trained.
         """
         bound = self._family.implementations(self._module)
         for part in self._parts:
@@ -142,6 +151,16 @@ class GradientWatch:
                     raise NumericsError(
                         f"the backward of {where} is incomplete: no gradient reaches {point.what}"
                     )
+        self._require_adapters()
+
+    def _require_adapters(self) -> None:
+        """Check that each adapter was computed and trained: a fused kernel may pass it by."""
+        if max((part.longest for part in self._parts), default=0) < SHORTEST:
+            return
+        for point in self._adapters:
+            if not point.reached:
+                why = "no gradient reaches it" if point.passed else "it was not computed"
+                raise NumericsError(f"the adapter of {point.what} is not trained: {why}")
 
 
 def _hook(part: _Part, module: torch.nn.Module) -> list[Any]:
@@ -154,12 +173,16 @@ def _hook(part: _Part, module: torch.nn.Module) -> list[Any]:
 
     def after(_module: Any, _args: Any, _kwargs: Any, output: Any) -> None:
         tensor, end = given.pop()
-        if tensor is None or not torch.is_grad_enabled():
-            return
-        part.longest = max(part.longest, tensor.shape[-2])
         result = _needing_gradient([output])
+        if not torch.is_grad_enabled() or (tensor is None and result is None):
+            return
         if result is None:
             part.led_back = False
+            return
+        part.longest = max(part.longest, (result if tensor is None else tensor).shape[-2])
+        if tensor is None:
+            # Adapters in the first layer: what is given to it comes from frozen weights.
+            part.output.watch(result)
             return
         steps, led_back = _between(result, tensor, end)
         part.steps |= steps

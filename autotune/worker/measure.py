@@ -4,6 +4,8 @@
 collection is off while iterations are timed: a collection of some 100 ms at a random place would
 be noise of the measuring, not a property of the configuration. The young generation is collected
 at each cycle's end, outside the marks, so that reference cycles cannot hold memory for long.
+That and the heartbeat come before the ranks' exchange, which they leave together: what one rank
+spends longer on is not waited for by another in the next cycle, where it would be timed.
 """
 
 from __future__ import annotations
@@ -17,16 +19,16 @@ from collections.abc import Sequence
 
 import torch
 
-from autotune.analysis import numerics, timing
+from autotune.analysis import numerics, timing, windows
 from autotune.contract.outcome import RankStatus
 from autotune.contract.plan import CheckPoint, Plan
 from autotune.worker import compiling
-from autotune.worker import timing as rules
 from autotune.worker.clocks import watch_for
 from autotune.worker.failures import NumericsError
 from autotune.worker.heartbeat import Heartbeat
 from autotune.worker.memory import MemoryMeter
 from autotune.worker.step import Iteration, Stepper
+from autotune.worker.timing import marks_for
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -63,7 +65,7 @@ class Meter:
         self._plan = plan
         self._stepper = stepper
         self._memory = memory
-        self._marks = rules.marks_for(device)
+        self._marks = marks_for(device)
         self._heart = beat
         self._cycle = len(plan.cut.batches)
         self._done = 0
@@ -89,7 +91,7 @@ class Meter:
     @property
     def compile_s(self) -> float:
         """Seconds of warm-up beyond the steady time of the same batches."""
-        return rules.compile_seconds(self.warmup.mine_s, self.timed.mine_s, self._cycle)
+        return windows.compile_seconds(self.warmup.mine_s, self.timed.mine_s, self._cycle)
 
     def check(self, watch: contextlib.AbstractContextManager[None]) -> None:
         """Run the check iterations one by one and compare them with the baseline's.
@@ -119,11 +121,12 @@ class Meter:
         gc.collect()
         gc.freeze()
         gc.disable()
+        self._meet()
         rest = -len(self.warmup.mine_s) % self._cycle
         if rest:
             self._run(rest, self.warmup)
         while True:
-            state = rules.warm(self.warmup.slowest_s, self._cycle, self._plan.measuring)
+            state = windows.warm(self.warmup.slowest_s, self._cycle, self._plan.measuring)
             if state != "no":
                 self.steady = state == "yes"
                 return
@@ -136,9 +139,10 @@ class Meter:
         compiles for ever is timed in the end, as unsteady, for that is what it costs.
         """
         self._heart.enter("measure")
-        verdict: rules.Verdict = "go_on"
+        verdict: windows.Verdict = "go_on"
         retries = self._memory.alloc_retries()
         self._clocks.begin()
+        self._meet()
         while verdict == "go_on":
             cycle = Timed()
             elapsed_s = self._run(self._cycle, cycle)
@@ -149,7 +153,7 @@ class Meter:
                 self.steady = False
             self.timed.add(cycle)
             self.window_s += elapsed_s
-            verdict = rules.window(self.timed.slowest_s, self._cycle, self._plan.measuring)
+            verdict = windows.window(self.timed.slowest_s, self._cycle, self._plan.measuring)
         self.throttled = self._clocks.end()
         self.alloc_retries = self._memory.alloc_retries() - retries
         self.status = "stopped_early" if verdict == "slower" else "measured"
@@ -172,6 +176,10 @@ class Meter:
         # No rank leaves while another still needs it for its own probe.
         self._stepper.exchange([float(self.peak_worst)])
 
+    def _meet(self) -> None:
+        """Wait for all ranks: none begins a cycle early and times its wait for the others."""
+        self._stepper.exchange([0.0])
+
     def _run(self, count: int, into: Timed) -> float:
         """Run ``count`` iterations, then let the ranks exchange times, losses and norms.
 
@@ -185,7 +193,7 @@ class Meter:
         for index in range(self._done, self._done + count):
             results.append(self._stepper.iterate(index))
             self._marks.mark()
-            self._heart.beat(index + 1)
+            self._heart.passed(index + 1)
         if self._heart.phase == "measure":
             self._clocks.look()  # all is issued, and the device still works on it
         seconds = self._marks.take()
@@ -193,6 +201,10 @@ class Meter:
         losses = _numbers([result.loss for result in results])
         norms = _numbers([result.grad_norm for result in results])
         new_graphs = float(compiling.graphs() - graphs)
+        self._done += count
+        self._heart.beat(self._done)
+        if not gc.isenabled():
+            gc.collect(1)
         everyone = self._stepper.exchange([*seconds, *losses, *norms, new_graphs])
         times, mean_losses, all_norms, compiled = torch.split(
             everyone, [count, count, count, 1], dim=1
@@ -202,10 +214,6 @@ class Meter:
         into.slowest_s += times.max(dim=0).values.tolist()
         into.losses += mean_losses.mean(dim=0).tolist()
         into.norms += all_norms.max(dim=0).values.tolist()
-        self._done += count
-        self._heart.beat(self._done)
-        if not gc.isenabled():
-            gc.collect(1)
         if self._heart.phase != "check":
             _require_finite(into.losses[-count:], into.norms[-count:], self._done - count)
         return elapsed_s

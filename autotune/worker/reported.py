@@ -15,13 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from autotune.analysis import numerics, timing
+from autotune.analysis import numerics, timing, windows
 from autotune.contract.failures import Phase
 from autotune.contract.folder import AttemptFolder
 from autotune.contract.outcome import RankMeasurement
 from autotune.contract.plan import CheckPoint, Measuring, Plan
 from autotune.contract.steps import PATTERN, Step, StepFile
-from autotune.worker import timing as rules
 from autotune.worker.failures import NotInEffectError, NumericsError, TrialError
 
 _MAX_FILES: Final = 65_536
@@ -39,7 +38,7 @@ class Window:
     steady: bool
     unsteady: bool
     """Warm-up did not settle, or mean and median of the window part."""
-    verdict: rules.Verdict
+    verdict: windows.Verdict
 
 
 def window_of(times: Sequence[Sequence[float]], cycle: int, measuring: Measuring) -> Window | None:
@@ -53,14 +52,14 @@ def window_of(times: Sequence[Sequence[float]], cycle: int, measuring: Measuring
     count = min(map(len, times), default=0)
     slowest = [max(rank[i] for rank in times) for i in range(count)]
     ends = range(cycle, count + 1, cycle)
-    states = ((end, rules.warm(slowest[:end], cycle, measuring)) for end in ends)
+    states = ((end, windows.warm(slowest[:end], cycle, measuring)) for end in ends)
     warm, state = next(((end, state) for end, state in states if state != "no"), (0, "no"))
     if state == "no":
         return None
     end = warm
-    verdict: rules.Verdict = "go_on"
+    verdict: windows.Verdict = "go_on"
     for end in range(warm + cycle, count + 1, cycle):
-        verdict = rules.window(slowest[warm:end], cycle, measuring)
+        verdict = windows.window(slowest[warm:end], cycle, measuring)
         if verdict != "go_on":
             break
     mine = max(times, key=lambda rank: sum(rank[warm:end]))
@@ -195,7 +194,7 @@ class Reports:
             peak_timed_bytes=peak,
             peak_worst_case_bytes=peak,
             memory_limit_bytes=limit,
-            compile_s=rules.compile_seconds(window.warmup_s, window.iteration_s, self._cycle),
+            compile_s=windows.compile_seconds(window.warmup_s, window.iteration_s, self._cycle),
             read_back={},
             implementations={},
             notes=notes,

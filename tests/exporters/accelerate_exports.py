@@ -30,6 +30,7 @@ def exported(
     contents = read_study(study.folder)
     request = choosing.choose(contents, build(contents), file, **options)
     plan = make_plan(backend=backend)
-    workload = dataclasses.replace(plan.workload, precision=changes.pop("precision", BF16))
+    work = changes.pop("workload", plan.workload)
+    workload = dataclasses.replace(work, precision=changes.pop("precision", BF16))
     plan = dataclasses.replace(request.plan, workload=workload, config=config, **changes)
     return accelerate.export(dataclasses.replace(request, plan=plan))

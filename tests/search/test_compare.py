@@ -268,15 +268,15 @@ def test_an_interrupted_comparison_goes_on_with_the_same_call(studied: Bench) ->
 
 
 def test_other_conditions_are_refused(studied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    from autotune.search import preflight
+    from autotune.search import where
 
-    real = preflight.environment
+    real = where.environment
 
     def other(topology: Any) -> dict[str, Any]:
         facts = real(topology)
         return {**facts, "packages": {**facts["packages"], "torch": "9.9.9"}}
 
-    monkeypatch.setattr(preflight, "environment", other)
+    monkeypatch.setattr(where, "environment", other)
     with pytest.raises(InputError, match=r"other conditions.*torch: .* -> 9\.9\.9"):
         compare(studied, "baseline", "best")
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from autotune.contract.plan import Topology
 from autotune.knobs import deepspeed, fsdp2, workload
+from autotune.space.keys import KEYS
 from autotune.space.loader import parse_space
 from autotune.space.model import IntRange
-from autotune.space.sections import KEYS
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "space-file.md"
 

@@ -7,7 +7,7 @@ import pytest
 from autotune.contract.plan import Optimizer, Precision
 from autotune.errors import SpaceError
 from autotune.space.loader import parse_space
-from autotune.space.model import IntRange
+from autotune.space.model import IntRange, LoraSpec
 from autotune.space.search_space import SearchSpace
 
 Load = Callable[..., SearchSpace]
@@ -250,7 +250,22 @@ def test_sections_that_cannot_be(load: Load, rest: str, words: str) -> None:
         ("optimizer: {betas: [0.9]}", "needs two numbers"),
         ("optimizer: {betas: [0.9, 1]}", "below 1"),
         ("optimzer: {}", "unknown key 'optimzer'"),
-        ("finetune: lora", "needs one of full"),
+        ("finetune: adapters", "needs one of full, lora, qlora"),
+        ("finetune: ", "needs one of full, lora, qlora, found nothing"),
+        ("finetune: [lora]", "found a list"),
+        ("finetune: {full: {}}", "unknown key 'full' under workload.finetune"),
+        ("finetune: {lora: {}, qlora: {}}", "needs one of lora and qlora, found 2"),
+        ("finetune: {}", "needs one of lora and qlora, found 0"),
+        ("finetune: {lora: 16}", "workload.finetune.lora needs a mapping"),
+        ("finetune: {lora: {rank: 0}}", "workload.finetune.lora.rank must be at least 1"),
+        ("finetune: {lora: {rank: 1.5}}", "rank needs a whole number"),
+        ("finetune: {qlora: {alpha: 0}}", "workload.finetune.qlora.alpha must be above 0"),
+        ("finetune: {lora: {dropout: 0.05}}", "dropout must be 0"),
+        ("finetune: {lora: {dropout: -1}}", "dropout must be at least 0"),
+        ("finetune: {lora: {targets: all}}", "targets needs one of all-linear"),
+        ("finetune: {lora: {targets: []}}", "targets is an empty list"),
+        ("finetune: {lora: {targets: [q_proj, q_proj]}}", "has q_proj twice"),
+        ("finetune: {lora: {r: 8}}", "unknown key 'r' under workload.finetune.lora"),
         ("batching: foo", "batching needs one of"),
         ("load_weights: 1", "needs true or false"),
         ("micro_batch: 2, max_tokens: 9000", "either by micro_batch"),
@@ -262,6 +277,38 @@ def test_workloads_that_cannot_be(load: Load, workload: str, words: str) -> None
     with pytest.raises(SpaceError, match=words) as caught:
         load(workload=", " + workload)
     assert str(caught.value).startswith("space.yaml:3:")
+
+
+@pytest.mark.parametrize(
+    ("written", "kind", "lora"),
+    [
+        ("full", "full", None),
+        ("lora", "lora", LoraSpec(rank=16, alpha=32.0, targets=None)),
+        ("qlora", "qlora", LoraSpec()),
+        ("{lora: {}}", "lora", LoraSpec()),
+        (
+            "{lora: {rank: 8, alpha: 1.6e1, dropout: 0.0, targets: [v_proj, q_proj]}}",
+            "lora",
+            LoraSpec(rank=8, alpha=16.0, targets=("q_proj", "v_proj")),
+        ),
+        ("{qlora: {targets: all-linear, x-note: as the paper}}", "qlora", LoraSpec()),
+    ],
+)
+def test_what_is_trained(load: Load, written: str, kind: str, lora: LoraSpec | None) -> None:
+    workload = load(workload=f", finetune: {written}").workload
+    assert (workload.finetune, workload.lora) == (kind, lora)
+
+
+def test_pefts_own_names_lead_to_ours(load: Load) -> None:
+    for name, meant in {
+        "r": "rank",
+        "lora_alpha": "alpha",
+        "lora_dropout": "dropout",
+        "target_modules": "targets",
+    }.items():
+        with pytest.raises(SpaceError, match="unknown key") as caught:
+            load(workload=f", finetune: {{lora: {{{name}: 8}}}}")
+        assert caught.value.hint == f"did you mean {meant}?"
 
 
 @pytest.mark.parametrize(

@@ -278,6 +278,31 @@ def attention_forgets_keys(rank: int) -> None:
     _wrap_attention(change)
 
 
+def adapters_are_passed_by(rank: int) -> None:
+    """A fused kernel that multiplies with the weights alone."""
+    from autotune.models import lora
+
+    def change(engine: Any) -> None:
+        for name in lora.adapters(engine.module):
+            if name.endswith("layers.1.mlp.up_proj"):
+                layer = engine.module.get_submodule(name)
+                layer.forward = layer.base_layer.forward
+
+    _wrap_build(change)
+
+
+def weights_thaw(rank: int) -> None:
+    """An engine that trains what the workload froze."""
+    from autotune.backends import fsdp2_engine
+
+    def attach(module: Any, workload: Any, *, trained: Any) -> None:
+        original(module, workload, trained=trained)
+        module.model.norm.weight.requires_grad_(True)
+
+    original = fsdp2_engine.lora.attach
+    fsdp2_engine.lora.attach = attach
+
+
 def eager_attention(rank: int) -> None:
     """The model falls back to plain matrix products; its numbers stay the same."""
     from autotune.models.causal_lm import causal_model

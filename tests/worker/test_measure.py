@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from autotune.contract.outcome import RankStatus
 from autotune.contract.plan import Measuring, Samples
 from autotune.data.schedule import make_schedule
 from autotune.search.planning import CPU_MEASURING, GPU_MEASURING
+from autotune.worker import heartbeat
 from autotune.worker.heartbeat import Heartbeat
 from autotune.worker.measure import Meter
 from autotune.worker.step import Iteration
@@ -84,6 +86,37 @@ def test_what_ranks_do_between_cycles_is_not_timed(
     meter.measure()
     assert meter.timed.mine_s == [ITERATION_S] * 2
     assert meter.window_s == 2 * ITERATION_S
+
+
+def test_ranks_meet_right_before_each_cycle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What takes one rank longer than the others must not be waited for in a timed cycle."""
+    said: list[str] = []
+
+    class Watched(OneRank):
+        def iterate(self, index: int) -> Iteration:
+            said.append("iterate")
+            return super().iterate(index)
+
+        def exchange(self, values: Sequence[float]) -> torch.Tensor:
+            said.append("meet")
+            return super().exchange(values)
+
+    meter = meter_of(Watched(Clock()), tmp_path, batches=2)
+    monkeypatch.setattr(gc, "collect", lambda _=2: said.append("collect"))
+    monkeypatch.setattr(meter._heart, "_write", lambda: said.append("write"))
+    monkeypatch.setattr(heartbeat, "MIN_INTERVAL_S", 0.0)
+    try:
+        meter.warm_up()
+        warm = len(said)
+        meter.measure()
+    finally:
+        gc.enable()
+        gc.unfreeze()
+    cycle = ["iterate", "iterate", "write", "collect", "meet"]
+    assert said[:warm] == ["write", "collect", "meet", *cycle * 2]
+    assert said[warm:] == ["write", "meet", *cycle]
 
 
 def test_retries_and_the_first_peak_are_of_their_own_parts(tmp_path: Path) -> None:

@@ -144,6 +144,24 @@ def test_a_kernel_without_a_whole_backward_is_refused(
     assert words in record.error.message
 
 
+@pytest.mark.parametrize(
+    ("fault", "kind", "words"),
+    [
+        ("adapters_are_passed_by", "numerics", "the adapter of model.layers.1.mlp.up_proj is not"),
+        ("attention_forgets_keys", "numerics", "is incomplete: no gradient reaches k_proj"),
+        ("weights_thaw", "not_in_effect", "lora trains 38,912 parameters, and the built model has"),
+    ],
+)
+def test_adapters_that_are_not_all_that_is_trained_are_refused(
+    fault: str, kind: str, words: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("peft")
+    plan = make_plan("fsdp2", processes=1, adapters={"rank": 4})
+    (record,) = _failed(plan, tmp_path, fault)
+    assert record.error.kind == kind
+    assert words in record.error.message
+
+
 def test_a_fallback_kernel_is_not_in_effect(
     baseline: tuple[RankRecord, ...], tmp_path: Path
 ) -> None:

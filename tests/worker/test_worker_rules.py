@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support_trials import QUICK, make_plan
 
+from autotune.analysis import windows
 from autotune.analysis.timing import Interval
 from autotune.backends.base import IncompatibleConfigError
 from autotune.contract import hostmemory
@@ -16,7 +17,7 @@ from autotune.contract.outcome import ReadBack
 from autotune.contract.plan import Racing
 from autotune.contract.smallfile import Beat, read_beat
 from autotune.errors import EnvironmentFault
-from autotune.worker import attestation, failures, memory, timing
+from autotune.worker import attestation, failures, heartbeat, memory
 from autotune.worker.heartbeat import Heartbeat
 from autotune.worker.rendezvous import RendezvousError
 
@@ -35,7 +36,7 @@ RULES = dataclasses.replace(
     ],
 )
 def test_warm_up_ends_when_two_cycles_agree(times: list[float], state: str) -> None:
-    assert timing.warm(times, 2, RULES) == state
+    assert windows.warm(times, 2, RULES) == state
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_warm_up_ends_when_two_cycles_agree(times: list[float], state: str) -> N
     ],
 )
 def test_the_window_ends_at_the_first_of_three_limits(times: list[float], verdict: str) -> None:
-    assert timing.window(times, 2, RULES) == verdict
+    assert windows.window(times, 2, RULES) == verdict
 
 
 @pytest.mark.parametrize(
@@ -67,11 +68,11 @@ def test_racing_needs_all_three_allowances(
 ) -> None:
     interval = Interval(mean=mean, low=mean - half, high=mean + half, count=3)
     racing = Racing(best_s_per_it=1.0, noise_share=noise)
-    assert timing.clearly_slower(interval, racing) is slower
+    assert windows.clearly_slower(interval, racing) is slower
 
 
 def test_compile_time_is_what_warm_up_took_beyond_the_steady_time() -> None:
-    seconds = timing.compile_seconds([5.0, 2.5, 1.0, 2.0], [1.0, 2.0, 1.0, 2.0], 2)
+    seconds = windows.compile_seconds([5.0, 2.5, 1.0, 2.0], [1.0, 2.0, 1.0, 2.0], 2)
     assert seconds == pytest.approx(4.5)
 
 
@@ -146,6 +147,31 @@ def test_every_step_is_seen_at_once_by_who_watches(tmp_path: Path) -> None:
     (tmp_path / "heartbeat-0.json").unlink()
     heart.pulse()
     assert read_beat(tmp_path / "heartbeat-0.json").steps == 5
+
+
+def test_a_timed_iteration_writes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "MIN_INTERVAL_S", 0.0)
+    file = tmp_path / "heartbeat-0.json"
+    heart = Heartbeat(file)
+    heart.enter("measure")
+    said = file.read_bytes()
+    heart.passed(1)
+    heart.passed(2)
+    assert file.read_bytes() == said
+    assert read_beat(file) == Beat(phase="measure", iteration=2, steps=2)
+    heart.beat(2)
+    assert json.loads(file.read_text())["iteration"] == 2
+
+
+def test_without_mapped_memory_the_file_says_every_iteration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "MIN_INTERVAL_S", 0.0)
+    (tmp_path / "heartbeat-0.progress").mkdir()
+    heart = Heartbeat(tmp_path / "heartbeat-0.json")
+    heart.enter("measure")
+    heart.passed(2)
+    assert read_beat(tmp_path / "heartbeat-0.json") == Beat(phase="measure", iteration=2, steps=1)
 
 
 def test_heartbeat_survives_a_folder_that_is_gone(tmp_path: Path) -> None:

@@ -11,10 +11,15 @@ up when it is called.
 
 from __future__ import annotations
 
+import contextlib
 import types
-from typing import Any, Final
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final
 
 from autotune.models.kernels.choice import Choice, LayerKernels, Target, no_compiler
+
+if TYPE_CHECKING:
+    import torch
 
 _ORIGINAL: Final = "_torchdynamo_orig_callable"
 """What dynamo leaves on a compiled function (``torch/_dynamo/eval_frame.py``)."""
@@ -48,6 +53,17 @@ def _forward(layer: Any, *args: Any, **named: Any) -> Any:
 def is_compiled(layer: Any) -> bool:
     """Whether a decoder layer runs compiled."""
     return hasattr(layer.forward, _ORIGINAL)
+
+
+@contextlib.contextmanager
+def as_written(layers: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Run decoder layers without the compiler's work, as long as it is entered."""
+    kept = [(layer, vars(layer).pop("forward")) for layer in layers if is_compiled(layer)]
+    try:
+        yield
+    finally:
+        for layer, forward in kept:
+            layer.forward = forward
 
 
 def _bound(target: Target) -> str:

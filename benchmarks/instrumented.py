@@ -1,0 +1,174 @@
+"""Ranks of ``instrumentation.py``: a trial with blocks after its window, or a plain loop alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import os
+import random
+import signal
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+
+def task_file(folder: Path) -> Path:
+    """What the ranks are to do."""
+    return folder / "task.json"
+
+
+def blocks_file(folder: Path, rank: int) -> Path:
+    """What one rank found."""
+    return folder / f"blocks-{rank}.json"
+
+
+def run_rank(folder: Path, rank: int) -> int:
+    """Run one rank of a trial; the blocks come between its window and its memory probe."""
+    from autotune.worker import measure, session
+
+    original = measure.Meter.probe
+
+    def probe(meter: Any) -> None:
+        blocks = _alternate(meter, rank, **json.loads(task_file(folder).read_text()))
+        blocks_file(folder, rank).write_text(json.dumps(blocks))
+        original(meter)
+
+    measure.Meter.probe = probe  # type: ignore[method-assign]  # in this process alone
+    return session.run_rank(folder, rank)
+
+
+def _alternate(
+    meter: Any, rank: int, *, seconds: float, iterations: int, seed: int
+) -> list[tuple[str, float]]:
+    """Pairs of blocks until their time is over, on all ranks alike."""
+    stepper = meter._stepper
+    draw = random.Random(seed)  # the same on all ranks
+    if stepper._device.type == "cpu" and seconds:
+        _bind(rank)
+    blocks: list[tuple[str, float]] = []
+    spent = 0.0
+    while spent < seconds:
+        for kind in draw.sample("MP", 2):
+            gc.collect(1)
+            stepper.exchange([0.0])
+            started = time.perf_counter()
+            run = _window if kind == "M" else _undisturbed
+            blocks.append((kind, run(meter, rank, iterations)))
+            spent += time.perf_counter() - started
+        spent = float(stepper.exchange([spent]).max())
+    return blocks
+
+
+def _bind(rank: int) -> None:
+    """Give this process, with the threads that it has, one core of its own."""
+    cores = sorted(os.sched_getaffinity(0))
+    for thread in Path("/proc/self/task").iterdir():
+        os.sched_setaffinity(int(thread.name), {cores[rank % len(cores)]})
+
+
+def _window(meter: Any, _rank: int, iterations: int) -> float:
+    """Seconds an iteration of a window as a trial times it."""
+    from autotune.worker.measure import Meter
+
+    rules = dataclasses.replace(
+        meter._plan.measuring, window_iterations=iterations, window_s=1e9, interval_share=1e-9
+    )
+    plan = dataclasses.replace(meter._plan, measuring=rules)
+    device = meter._stepper._device
+    again = Meter(plan, meter._stepper, meter._memory, device, meter._heart)
+    again.measure()
+    return again.window_s / len(again.timed.mine_s)
+
+
+def _undisturbed(meter: Any, rank: int, iterations: int) -> float:
+    """Seconds an iteration of a plain loop, while nobody watches.
+
+    Python collects garbage as it does by itself, and the fork server stands still.
+    """
+    stepper = meter._stepper
+    server = os.getppid() if rank == 0 else None
+    gc.unfreeze()
+    gc.enable()
+    try:
+        if server is not None:
+            os.kill(server, signal.SIGSTOP)
+        return plain(
+            stepper._engine, stepper._stream, stepper._processes, stepper._device, iterations
+        )
+    finally:
+        if server is not None:
+            os.kill(server, signal.SIGCONT)
+        gc.disable()
+        gc.freeze()
+
+
+def plain(engine: Any, stream: Any, processes: int, device: Any, iterations: int) -> float:
+    """Seconds an iteration of the loop that one would write without autotune."""
+    import torch
+    from torch.nn import functional
+
+    start = time.perf_counter()
+    for index in range(iterations):
+        batches = stream.micro_batches(index)
+        scale = processes / stream.target_tokens(index)
+        for number, batch in enumerate(batches, start=1):
+            last = number == len(batches)
+            engine.before_forward(last=last)
+            logits = engine.model(
+                input_ids=batch.input_ids,
+                attention_mask=batch.attention_mask,
+                position_ids=batch.position_ids,
+                use_cache=False,
+            ).logits
+            loss = functional.cross_entropy(
+                logits.float().flatten(0, -2), batch.labels.flatten(), reduction="sum"
+            )
+            engine.backward(loss * scale, last=last)
+        engine.step()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return (time.perf_counter() - start) / iterations
+
+
+def plain_rank(path: Path, rank: int) -> None:
+    """One rank of a plain loop in a process of its own: the same engine, warmed up alike."""
+    import torch
+    import torch.distributed as dist
+
+    from autotune.backends.base import RankContext, backend_of
+    from autotune.contract.folder import AttemptFolder
+    from autotune.data.stream import TokenStream
+    from autotune.models.family import family_of
+    from autotune.worker import rendezvous
+
+    # As in a trial: torch 2.13 warns at every call of a collective by its former name.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+    plan = AttemptFolder(path).read_plan()
+    count = plan.topology.processes
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    os.environ |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    cuda = plan.topology.device == "cuda"
+    device = torch.device("cuda", rank) if cuda else torch.device("cpu")
+    rendezvous.init_process_group(plan, rank, folder=path)
+    engine = backend_of(plan.backend).build(
+        plan, RankContext(rank=rank, local_rank=rank, device=device)
+    )
+    model = plan.training.model
+    vocabulary = family_of(model.family).vocab_size(model.config)
+    stream = TokenStream(plan.training, plan.cut, rank, vocabulary, device)
+    stream.prepare()
+    cycle = len(plan.cut.batches)
+    plain(engine, stream, count, device, plan.measuring.warmup_max_cycles * cycle)
+    dist.barrier()
+    seconds = plain(engine, stream, count, device, plan.measuring.window_iterations)
+    blocks_file(path, rank).write_text(json.dumps(seconds))
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    plain_rank(Path(sys.argv[1]), int(sys.argv[2]))
+    sys.stdout.flush()
+    os._exit(0)
