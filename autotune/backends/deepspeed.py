@@ -141,6 +141,12 @@ class DeepSpeedBackend:
                 reason=f"zero_hpz_partition_size {group} does not divide the "
                 f"{topology.processes} processes",
             )
+        if config.get(_COMPILE, "none") != "none" and self.stage(config) == 3:
+            return Refusal(
+                about=_COMPILE,
+                reason="ZeRO-3 gathers weights by hooks inside every layer, so torch.compile finds "
+                "no layer to compile as a whole and makes a graph of each piece",
+            )
         return (
             recompute.refused(config, workload)
             or _refused_precision(workload.precision)
