@@ -21,6 +21,7 @@ with 1 where the interval of M/P misses 0 or leaves the limit.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import math
@@ -47,8 +48,8 @@ from autotune.launchers.local import LocalLauncher
 
 LIMITS = {"cpu": 0.03, "cuda": 0.01}
 DEFAULTS = {
-    "cpu": {"model": "qwen3-tiny", "launches": 10, "seconds": 14.0, "max_length": 128},
-    "cuda": {"model": "qwen3-0.6b", "launches": 5, "seconds": 8.0, "max_length": 1024},
+    "cpu": {"model": "qwen3-tiny", "launches": 10, "seconds": 8.0, "max_length": 128},
+    "cuda": {"model": "qwen3-0.6b", "launches": 5, "seconds": 4.0, "max_length": 1024},
 }
 """``seconds`` is the length of the blocks of one launch."""
 WINDOW = Measuring(
@@ -56,7 +57,7 @@ WINDOW = Measuring(
     warmup_max_cycles=2,
     interval_share=1e-9,
     window_s=60.0,
-    window_iterations=16,
+    window_iterations=8,
 )
 POLL_S = 0.25
 """As often as a search looks at its trial."""
@@ -128,44 +129,23 @@ def plain_launch(plan: Plan, folder: AttemptFolder) -> float:
     return max(float(json.loads(file.read_text())) for file in files)
 
 
-def run(backend: str, arguments: Any, home: Path) -> dict[str, Any]:
+def run(launcher: LocalLauncher, backend: str, arguments: Any, home: Path) -> dict[str, Any]:
     """All launches of one backend; returns its figures."""
     plan = make_plan(backend, arguments)
+    task = {"seconds": arguments.seconds, "iterations": arguments.iterations}
     launches: list[list[tuple[str, float]]] = []
     own: list[float] = []
-    cold: list[tuple[float, float]] = []
-    launcher = LocalLauncher(
-        StudyFolder(home),
-        arguments.processes,
-        arguments.device,
-        backends=(backend,),
-        entry="instrumented:run_rank",
-    )
-    task = {"seconds": arguments.seconds, "iterations": arguments.iterations}
-    try:
-        launcher.start()
-        for number in range(arguments.launches):
-            folder = _folder(home / f"{number}", plan)
-            ranks = launch(launcher, plan, folder, task | {"seed": number})
-            launches.append(
-                [
-                    (blocks[0][0], max(seconds for _, seconds in blocks))
-                    for blocks in zip(*ranks, strict=True)
-                ]
-            )
-            own.append(own_s_per_it(folder, arguments.processes))
-        for number in range(arguments.cold):
-            pair = {}
-            for kind in random.Random(number).sample("MP", 2):
-                folder = _folder(home / f"cold-{number}{kind}", plan)
-                if kind == "M":
-                    launch(launcher, plan, folder, task | {"seed": 0, "seconds": 0.0})
-                    pair[kind] = own_s_per_it(folder, arguments.processes)
-                else:
-                    pair[kind] = plain_launch(plan, folder)
-            cold.append((pair["M"], pair["P"]))
-    finally:
-        launcher.close()
+    for number in range(arguments.launches):
+        folder = _folder(home / f"{number}", plan)
+        ranks = launch(launcher, plan, folder, task | {"seed": number})
+        launches.append(
+            [
+                (blocks[0][0], max(seconds for _, seconds in blocks))
+                for blocks in zip(*ranks, strict=True)
+            ]
+        )
+        own.append(own_s_per_it(folder, arguments.processes))
+    cold = [cold_pair(launcher, plan, home, number) for number in range(arguments.cold)]
     return {
         "backend": backend,
         "device": arguments.device,
@@ -178,6 +158,19 @@ def run(backend: str, arguments: Any, home: Path) -> dict[str, Any]:
         "own_s_per_it": own,
         "cold_s_per_it": cold,
     }
+
+
+def cold_pair(launcher: LocalLauncher, plan: Plan, home: Path, number: int) -> tuple[float, float]:
+    """s/it of a trial and of a plain loop in processes of its own, in random order."""
+    pair = {}
+    for kind in random.Random(number).sample("MP", 2):
+        folder = _folder(home / f"cold-{number}{kind}", plan)
+        if kind == "M":
+            launch(launcher, plan, folder, {"seconds": 0.0, "iterations": 0, "seed": 0})
+            pair[kind] = own_s_per_it(folder, plan.topology.processes)
+        else:
+            pair[kind] = plain_launch(plan, folder)
+    return pair["M"], pair["P"]
 
 
 def _folder(path: Path, plan: Plan) -> AttemptFolder:
@@ -231,10 +224,19 @@ def main() -> int:
     head = "backend|plain s/it|launches|pairs|window / plain|plain / plain|trial / plain|cold"
     rows = [[*head.split("|"), "seconds", "fine"]]
     results, fine = [], True
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        launcher = LocalLauncher(
+            StudyFolder(Path(folder)),
+            arguments.processes,
+            arguments.device,
+            backends=tuple(arguments.backends),
+            entry="instrumented:run_rank",
+        )
+        stack.callback(launcher.close)
+        launcher.start()
         for backend in arguments.backends:
             started = time.monotonic()
-            result = run(backend, arguments, Path(folder) / backend)
+            result = run(launcher, backend, arguments, Path(folder) / backend)
             _, low, high = result["effect"]
             good = low <= 0 <= high and -limit <= low and high <= limit
             fine &= good

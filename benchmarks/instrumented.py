@@ -10,6 +10,7 @@ import random
 import signal
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,8 @@ def plain_rank(path: Path, rank: int) -> None:
     from autotune.models.family import family_of
     from autotune.worker import rendezvous
 
+    # As in a trial: torch 2.13 warns at every call of a collective by its former name.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     plan = AttemptFolder(path).read_plan()
     count = plan.topology.processes
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}

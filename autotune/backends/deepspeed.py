@@ -125,6 +125,13 @@ class DeepSpeedBackend:
                 reason="stage3_module_granularity_threshold above 0 needs a device: without one "
                 "the engine fails while it builds",
             )
+        group = config.get(f"{self.name}.zero_hpz_partition_size") or 1
+        if topology.processes % group and self.stage(config) == 3:
+            return Refusal(
+                about=f"{self.name}.zero_hpz_partition_size",
+                reason=f"zero_hpz_partition_size {group} does not divide the "
+                f"{topology.processes} processes",
+            )
         return (
             recompute.refused(config, workload)
             or _refused_precision(workload.precision)

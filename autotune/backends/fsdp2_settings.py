@@ -7,14 +7,14 @@ unit. The order matters: buffers come from the process group that is there when 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any, Final
 
 from autotune.backends import fsdp2_state as state
 from autotune.backends.base import IncompatibleConfigError
 from autotune.backends.fsdp2_state import Unit
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _RECURSIVE: Final = {
     "separate_reduce_scatter_group": ("set_separate_reduce_scatter_group", False),
@@ -87,5 +87,7 @@ def read_micro_step(groups: Sequence[Any]) -> dict[str, Any]:
 def _call(module: nn.Module, method: str, *arguments: Any, **named: Any) -> None:
     setter = getattr(module, method, None)
     if setter is None:
+        import torch
+
         raise IncompatibleConfigError(f"torch {torch.__version__} has no FSDPModule.{method}")
     setter(*arguments, **named)

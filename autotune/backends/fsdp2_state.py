@@ -6,11 +6,12 @@ What a version has no word for is at its default there: it cannot have been set.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from torch import nn
+if TYPE_CHECKING:
+    from torch import nn
 
-Unit = list[nn.Module]
+Unit: TypeAlias = "list[nn.Module]"
 """Modules whose weights are gathered in one collective, in the order of forward."""
 
 

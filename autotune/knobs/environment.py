@@ -171,6 +171,14 @@ def variables(config: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str, ...
     return found, tuple(sorted(unset))
 
 
+def contradiction(config: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the variable that cannot be as it is beside another, and why; ``None``: all can."""
+    least, most = (config.get(f"{OWNER}.NCCL_{end}_CTAS") for end in ("MIN", "MAX"))
+    if least is None or most is None or least <= most:
+        return None
+    return f"{OWNER}.NCCL_MIN_CTAS", f"NCCL_MIN_CTAS {least} is above NCCL_MAX_CTAS {most}"
+
+
 def typed(text: str, knob: Knob) -> Any:
     """Return a variable's text as a value of its knob.
 

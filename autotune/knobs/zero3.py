@@ -357,6 +357,8 @@ REFUSED: Final[dict[str, str]] = {
     "leaf_module": "the model's family says which modules are gathered as a whole",
     "stage": "the backend zero3 is stage 3, and under the backend deepspeed zero_stage says it",
     "compute_grad_norm": "without the norm no trial can be checked",
+    "zenflow": "it delays updates, which changes the numbers, and compiles an extension",
+    "hybrid_engine": "it compiles kernels for generating text, which no trial does",
 }
 """Settings that DeepSpeed has and a space file may not name, with the reason."""
 

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from autotune.contract.plan import Model
 from autotune.models import mixing
@@ -21,7 +21,7 @@ from autotune.models.starts import Start
 if TYPE_CHECKING:
     import torch
 
-    from autotune.models.family import Batch
+    from autotune.models.family import Batch, ModelFamily
 
 
 class CausalLmFamily:
@@ -69,7 +69,8 @@ class CausalLmFamily:
                 AutoModelForCausalLM, config, dtype, kernels.get("attention", "sdpa")
             )
         module.train()
-        target = Target(family=self, module=module, static_shapes=static_shapes)
+        family = cast("ModelFamily", self)  # what the families add makes it one
+        target = Target(family=family, module=module, static_shapes=static_shapes)
         table.bind(target, kernels)
         return module
 
@@ -232,8 +233,9 @@ def shared_implementations(module: torch.nn.Module, layers: Sequence[Any]) -> di
 
 
 def _layer_path(layer: Any) -> str:
-    path = path_of(layer.forward)
-    return f"torch.compile of {path}" if is_compiled(layer) else path
+    if is_compiled(layer):
+        return f"torch.compile of {path_of(type(layer).forward)}"
+    return path_of(layer.forward)
 
 
 def joined(paths: Iterable[str]) -> str:

@@ -105,19 +105,9 @@ def current_verdict(contents: StudyContents) -> Verdict | None:
         return None
     if verdict.space_fingerprint != study.space_fingerprint:
         return None
-    if verdict.verdict == "none_feasible" and _num_later(contents, verdict):
+    if verdict.verdict == "none_feasible" and contents.later_than(verdict.at):
         return None
     return verdict
-
-
-def _num_later(contents: StudyContents, verdict: Verdict) -> int:
-    """Trials that were launched after the verdict."""
-    return sum(
-        trial.header.created_at > verdict.at
-        or (trial.outcome is not None and trial.outcome.submitted_at > verdict.at)
-        for trial in contents.trials
-        if contents.comparable(trial) and contents.inside(trial)
-    )
 
 
 def _best(contents: StudyContents, baseline: TrialRecord | None) -> dict[str, Any]:
@@ -130,7 +120,7 @@ def _best(contents: StudyContents, baseline: TrialRecord | None) -> dict[str, An
         trial = None if verdict.best_trial is None else contents.trial(verdict.best_trial)
     more = {
         "reason": verdict.reason or None,
-        "later_trials": _num_later(contents, verdict),
+        "later_trials": len(contents.later_than(verdict.at)),
         "compared": [codec.to_json(one) for one in verdict.compared],
     }
     if trial is None or _time(contents, trial) is None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Sequence
 from typing import Final, Literal
 
@@ -63,11 +62,7 @@ def standing_verdict(contents: StudyContents, finalists: int) -> Verdict | None:
         return None
     if verdict.num_finalists < finalists:
         return None
-    later = any(
-        trial.header.created_at > verdict.at and contents.inside(trial)
-        for trial in history.comparable(contents)
-    )
-    return None if later else verdict
+    return None if contents.later_than(verdict.at) else verdict
 
 
 def choose_finalists(
@@ -306,7 +301,7 @@ class _Confirmation:
             reason=reason,
             context=study.context,
             space_fingerprint=study.space_fingerprint,
-            at=time.time(),
+            at=self._recorder.now(),
         )
 
 

@@ -143,7 +143,7 @@ class Loop:
                 round=round_,
                 comparison=comparison,
                 context=self._contents.study.context,
-                created_at=time.time(),
+                created_at=self._recorder.now(),
             )
         )
         outcome = self._runner.run(
@@ -185,7 +185,7 @@ class Loop:
                 reason=f"the baseline failed: {failure.reason}",
                 context=self._contents.study.context,
                 space_fingerprint=self._contents.study.space_fingerprint,
-                at=time.time(),
+                at=self._recorder.now(),
             )
         )
         raise NothingFeasibleError(
@@ -268,7 +268,7 @@ class Loop:
                 space_fingerprint=study.space_fingerprint,
                 inside_space=self._space.assignment_of(config) is not None
                 and self._space.violated(config) is None,
-                created_at=time.time(),
+                created_at=self._recorder.now(),
             )
         )
         record = self._contents.trial(number)

@@ -25,7 +25,7 @@ from autotune.search.projection import Projection
 from autotune.search.request import SearchRequest
 from autotune.space.model import CommandSpec
 from autotune.store.database import Store, default_url
-from autotune.store.lock import hold
+from autotune.store.lock import Held, hold
 from autotune.store.recorder import StudyRecorder
 
 
@@ -57,8 +57,8 @@ def open_study(
         KeyboardInterrupt: The user asked to stop before anything was launched.
     """
     folder = prepared.folder
-    with _study_lock(folder):
-        recorder = StudyRecorder(folder, store)
+    with _study_lock(folder) as held:
+        recorder = StudyRecorder(folder, store, held)
         prepared = _with_own_data(prepared)
         runner = Runner(
             launcher=_launcher(request, prepared),
@@ -100,13 +100,13 @@ def open_store(request: SearchRequest) -> Store:
 
 
 @contextlib.contextmanager
-def _study_lock(folder: StudyFolder) -> Iterator[None]:
+def _study_lock(folder: StudyFolder) -> Iterator[Held]:
     """Hold the study; a folder in which no study came to be is removed again."""
-    with hold(folder):
+    with hold(folder) as held:
         try:
-            yield
+            yield held
         finally:
-            if not folder.study_file.exists():
+            if not folder.study_file.exists() and not held.is_replaced:
                 shutil.rmtree(folder.path, ignore_errors=True)
 
 

@@ -111,6 +111,11 @@ def deadlines(max_trial_time_s: float) -> Deadlines:
     )
 
 
+def _contradicting_variables(config: Config) -> Refusal | None:
+    found = environment.contradiction(config.values)
+    return None if found is None else Refusal(about=found[0], reason=found[1])
+
+
 @dataclasses.dataclass(kw_only=True)
 class Planner:
     """Makes the plans of one study. Schedules are kept: many configurations share a cut."""
@@ -204,6 +209,7 @@ class Planner:
         assert schedule is not None
         return (
             self._too_long(schedule)
+            or _contradicting_variables(config)
             or self._mixed(config)
             or backend_of(config.backend).validate(config.values, self.workload, self.topology)
         )

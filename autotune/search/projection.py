@@ -8,11 +8,12 @@ No transaction of ours is open while Optuna writes.
 from __future__ import annotations
 
 import contextlib
+import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from autotune.contract.outcome import Outcome
 from autotune.errors import EnvironmentFault, InputError
@@ -33,6 +34,9 @@ OWNER: Final = "autotune:study"
 """User attribute that marks a study as ours."""
 NUMBER: Final = "trial"
 """User attribute of a trial: its number in our records."""
+OPENINGS: Final = 20
+OPENING_S: Final = 0.25
+"""Tries to open the storage beside another program that makes its tables, and the wait between."""
 
 
 class Projection:
@@ -48,6 +52,7 @@ class Projection:
     def __init__(self, store: Store, study: str, space: SearchSpace, events: EventSink) -> None:
         self._url = store.url
         self._shown_url = store.shown_url
+        self._is_known = store.study(study) is not None
         self._name = study
         self._space = space
         self._events = events
@@ -65,8 +70,14 @@ class Projection:
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         try:
-            storage = optuna.storages.RDBStorage(self._url)
-            names = {study.study_name: study for study in storage.get_all_studies()}
+            storage = _open_storage(self._url)
+            named = [s for s in storage.get_all_studies() if s.study_name == self._name]
+            # One without trials may be ours, from a search that was killed before it marked it.
+            foreign = any(
+                OWNER not in study.user_attrs
+                and (storage.get_n_trials(study._study_id) > 0 or not self._is_known)
+                for study in named
+            )
         except Exception as error:
             if isinstance(error.__cause__, DBAPIError):
                 raise connection.explain(error.__cause__, self._shown_url) from error
@@ -74,7 +85,7 @@ class Projection:
                 f"Optuna cannot use the storage: {_first_line(error)}",
                 hint="choose another --storage, or upgrade it with 'optuna storage upgrade'",
             ) from error
-        if self._name in names and OWNER not in names[self._name].user_attrs:
+        if foreign:
             raise InputError(
                 f"the storage holds an Optuna study {self._name!r} that is not of autotune",
                 hint="give this search another name with --study",
@@ -246,6 +257,25 @@ class Projection:
                 why = error.__cause__ if isinstance(error.__cause__, DBAPIError) else error
                 text = f"the Optuna study for dashboards is behind: {_first_line(why)}"
                 self._events(Message(text=text, level="warning"))
+
+
+def _open_storage(url: str) -> optuna.storages.RDBStorage:
+    """Open Optuna's storage; its tables are made if need be.
+
+    Optuna looks which tables there are and makes the others: of two searches that do so at once one
+    finds in the end that the other was faster.
+    """
+    import optuna
+
+    for left in reversed(range(OPENINGS)):
+        try:
+            return optuna.storages.RDBStorage(url)
+        except Exception as error:
+            met = isinstance(error, IntegrityError) or "already exists" in str(error)
+            if not met or not left:
+                raise
+            time.sleep(OPENING_S)
+    raise AssertionError("unreachable")
 
 
 def _category(value: Any) -> Any:

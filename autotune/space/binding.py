@@ -136,9 +136,8 @@ def impossible(space: SearchSpace, topology: Topology, name: str, value: Any) ->
     for refused, reason in space.knobs[name].refused:
         if type(refused) is type(value) and refused == value:
             return reason
-    reason = space.limits.values.get(name, {}).get(value)
-    if reason is not None:
-        return reason
+    if name in space.limits.values and value in space.limits.values[name]:
+        return space.limits.values[name][value]
     if value is None or isinstance(value, bool):
         return None
     if name == _BATCHING and value == _PACKED:

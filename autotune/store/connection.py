@@ -20,6 +20,9 @@ from autotune.errors import AutotuneError, EnvironmentFault, InputError
 BUSY_S: Final = 30.0
 """How long to wait for another writer (s): Optuna's or a dashboard's."""
 
+WRITES: Final = "autotune_writes"
+"""Execution option of a transaction that will write."""
+
 
 def parse(url: str) -> URL:
     """Return the parsed URL.
@@ -86,7 +89,10 @@ def _own_transactions(connection: sqlite3.Connection, _record: object) -> None:
 
 
 def _begin(connection: Connection) -> None:
-    connection.exec_driver_sql("BEGIN")
+    # Two that read first and then both want to write would wait for each other: SQLite refuses one
+    # of them at once, whatever the time limit (sqlite.org/c3ref/busy_handler.html).
+    writes = connection.get_execution_options().get(WRITES)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 def explain(error: DBAPIError, shown_url: str) -> AutotuneError:
@@ -106,6 +112,11 @@ def explain(error: DBAPIError, shown_url: str) -> AutotuneError:
         return EnvironmentFault(
             f"{shown_url} is damaged or not a database ({text})",
             hint="move it away and rebuild it with 'autotune import RUNS_DIR'",
+        )
+    if "no such table" in text:
+        return EnvironmentFault(
+            f"{shown_url} has lost its tables: it was removed or replaced while it was in use",
+            hint="the same command fills it again from the study's folder",
         )
     return EnvironmentFault(
         f"{shown_url} cannot be used: {text.strip().splitlines()[0] if text else error}",

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from sqlalchemy import URL, delete, select
+from sqlalchemy import URL, Engine, delete, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
@@ -70,11 +70,12 @@ class Store:
             except OSError as error:
                 raise jsonfile.unwritable(file, error) from error
         self._engine = connection.make_engine(self._url)
+        self._writing = self._engine.execution_options(**{connection.WRITES: True})
         with self._faults():
             with self._engine.connect() as link:
                 ready = schema.check(link, self.shown_url)
             if not ready:
-                with self._engine.begin() as link:
+                with self._writing.begin() as link:
                     if not schema.check(link, self.shown_url):
                         schema.upgrade(link)
 
@@ -112,41 +113,41 @@ class Store:
             raise connection.explain(error, self.shown_url) from error
 
     @contextlib.contextmanager
-    def _session(self) -> Iterator[Session]:
-        with self._faults(), Session(self._engine) as session, session.begin():
+    def _session(self, engine: Engine) -> Iterator[Session]:
+        with self._faults(), Session(engine) as session, session.begin():
             yield session
 
     # --- writing ---
 
     def put_study(self, record: StudyRecord) -> None:
         """Add the study or replace what is known of it; its trials stay."""
-        with self._session() as session:
+        with self._session(self._writing) as session:
             rows.put_study(session, record)
 
     def put_trial(self, study: str, header: TrialHeader) -> None:
         """Add a trial."""
-        with self._session() as session:
+        with self._session(self._writing) as session:
             rows.put_trial(session, rows.study_id(session, study), header)
 
     def put_remeasurement(self, study: str, header: RemeasurementHeader) -> None:
         """Add a re-measurement."""
-        with self._session() as session:
+        with self._session(self._writing) as session:
             rows.put_remeasurement(session, rows.study_id(session, study), header)
 
     def put_attempt(self, study: str, purpose: Purpose, number: int, attempt: Attempt) -> None:
         """Add a launch, or its outcome."""
-        with self._session() as session:
+        with self._session(self._writing) as session:
             rows.put_attempt(session, rows.study_id(session, study), purpose, number, attempt)
 
     def put_verdict(self, study: str, verdict: Verdict | None) -> None:
         """Set or clear the verdict."""
-        with self._session() as session:
+        with self._session(self._writing) as session:
             rows.put_verdict(session, study, verdict)
 
     def replace(self, contents: StudyContents) -> None:
         """Make the tables say exactly what ``contents`` says, in one transaction."""
         name = contents.study.name
-        with self._session() as session:
+        with self._session(self._writing) as session:
             row = rows.put_study(session, contents.study)
             rows.put_verdict(session, name, contents.verdict)
             for table in (LaunchRow, RemeasurementRow, TrialRow):
@@ -165,7 +166,7 @@ class Store:
     def studies(self) -> tuple[StudyRecord, ...]:
         """All studies, the latest first."""
         order = (StudyRow.updated_at.desc(), StudyRow.name)
-        with self._session() as session:
+        with self._session(self._engine) as session:
             texts = session.scalars(select(StudyRow.record).order_by(*order)).all()
         return tuple(rows.load(StudyRecord, text, "at_studies") for text in texts)
 
@@ -175,13 +176,13 @@ class Store:
 
     def study(self, name: str) -> StudyRecord | None:
         """The study of that name."""
-        with self._session() as session:
+        with self._session(self._engine) as session:
             found = session.scalar(select(StudyRow.record).where(StudyRow.name == name))
         return None if found is None else rows.load(StudyRecord, found, "at_studies")
 
     def contents(self, name: str, folder: StudyFolder) -> StudyContents | None:
         """All that the tables know of a study; ``folder`` is where its files would lie."""
-        with self._session() as session:
+        with self._session(self._engine) as session:
             row = session.scalar(select(StudyRow).where(StudyRow.name == name))
             if row is None:
                 return None

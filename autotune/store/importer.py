@@ -16,7 +16,7 @@ from autotune.contract.folder import AttemptFolder, StudyFolder
 from autotune.contract.outcome import Outcome
 from autotune.contract.plan import Purpose
 from autotune.errors import AutotuneError, InputError, RecordError, SchemaTooNewError
-from autotune.store import layout, lock
+from autotune.store import layout, leftovers, lock
 from autotune.store.database import Store
 from autotune.store.records import (
     SCHEMA_VERSION,
@@ -33,6 +33,7 @@ from autotune.store.records import (
 
 T = TypeVar("T")
 _NUMBER: Final = re.compile(r"[0-9]{5,}")
+_DIGITS: Final = re.compile(r"0|[1-9][0-9]*")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,8 +131,8 @@ def _header(
 ) -> T | None:
     path = layout.header_file(folder, purpose, number)
     if not path.exists():
-        # Killed between making the folder and writing the header: nothing was launched yet.
-        if any(path.parent.iterdir()):
+        # Being made just now, or its maker was killed meanwhile: nothing was launched yet.
+        if not leftovers.is_hollow(path.parent):
             problems.append(f"{path}: it is missing, so {path.parent.name} was skipped")
         return None
     header = _try_read(cls, path, problems)
@@ -146,11 +147,14 @@ def _attempts(
     folder: StudyFolder, purpose: Purpose, number: int, problems: list[str]
 ) -> tuple[Attempt, ...]:
     parent = folder.attempt(purpose, number, 0).path.parent
-    numbers = sorted(
-        int(name)
-        for path in parent.glob("attempt-*")
-        if (name := path.name.removeprefix("attempt-")).isdecimal() and path.is_dir()
-    )
+    numbers: list[int] = []
+    for path in parent.glob("attempt-*"):
+        name = path.name.removeprefix("attempt-")
+        if _DIGITS.fullmatch(name) and path.is_dir():
+            numbers.append(int(name))
+        else:
+            problems.append(f"{path}: not a folder of ours; it was left as it is")
+    numbers.sort()
     return tuple(
         Attempt(number=n, outcome=_outcome(folder.attempt(purpose, number, n), problems))
         for n in numbers

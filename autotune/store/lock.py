@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import os
@@ -20,8 +21,26 @@ _PROBE_S: Final = 1.0
 _BUSY: Final = (errno.EAGAIN, errno.EACCES)
 
 
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """A study that is held."""
+
+    _file: IO[str]
+    _path: Path
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the folder is still the one that is held: it may be removed and made anew."""
+        return _is_at(self._file, self._path)
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another coordinator has made the folder anew."""
+        return self._path.exists() and not self.is_in_place
+
+
 @contextlib.contextmanager
-def hold(folder: StudyFolder) -> Iterator[None]:
+def hold(folder: StudyFolder) -> Iterator[Held]:
     """Hold the study while the block runs. Creates the study's folder if need be.
 
     The lock belongs to the open file: it goes when the process ends, however it ends, and is not
@@ -39,7 +58,7 @@ def hold(folder: StudyFolder) -> Iterator[None]:
                 file.truncate(0)
                 file.write(f"{os.getpid()}\n")
                 file.flush()
-            yield
+            yield Held(file, folder.lock_file)
             return
 
 

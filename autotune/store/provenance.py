@@ -1,6 +1,7 @@
 """Where a study ran: versions, processor, accelerators. Reads metadata, imports nothing heavy.
 
-Secrets are not collected: no environment variables, no user name, no command line.
+Secrets are not collected: no user name, no command line, and of the environment only the variables
+of allocator, driver and NCCL that knobs know or that are the site's alone.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import os
 import platform
 import socket
 import subprocess
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +18,12 @@ from typing import Any, Final
 import autotune
 from autotune.contract import jsonfile
 from autotune.contract.plan import Topology
+from autotune.knobs import environment as environment_knobs
+from autotune.knobs.environment import FORBIDDEN
 
+_TUNABLE: Final = tuple(
+    dict.fromkeys((*environment_knobs.ALLOCATOR_NAMES, *(k.name for k in environment_knobs.KNOBS)))
+)
 _KERNELS: Final = (
     "flash-attn",
     "flash-linear-attention",
@@ -50,10 +57,16 @@ def environment(topology: Topology) -> dict[str, Any]:
         "cpu": _cpu_model(),
         "cpu_cores": len(os.sched_getaffinity(0)),
         "device": topology.device,
+        "variables": variables(os.environ),
         **(_accelerators() if topology.device == "cuda" else {"gpus": [], "driver": None}),
         "git": _git(),
         "hostname": socket.gethostname(),
     }
+
+
+def variables(present: Mapping[str, str]) -> dict[str, str]:
+    """Return what the site itself has set of the variables that change a step on a device."""
+    return {name: present[name] for name in (*_TUNABLE, *FORBIDDEN) if name in present}
 
 
 def environment_fingerprint(found: dict[str, Any]) -> str:
@@ -70,6 +83,9 @@ def environment_fingerprint(found: dict[str, Any]) -> str:
     }
     if "replayed_from" in found:
         timed["replayed_from"] = found["replayed_from"]["sha256"]
+    changed = {k: v for k, v in found.get("variables", {}).items() if k in _TUNABLE}
+    if changed and found["device"] == "cuda":
+        timed["variables"] = changed
     return jsonfile.digest(timed)
 
 

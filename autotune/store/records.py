@@ -313,6 +313,27 @@ class StudyContents:
         """Whether an allocator ran out of room while the configuration was timed, in any launch."""
         return any(launch.alloc_retries for launch in self.launches(number))
 
+    def later_than(self, at: float) -> tuple[TrialRecord, ...]:
+        """Comparable trials inside the space that were opened, or launched again, after ``at``."""
+        return tuple(
+            trial
+            for trial in self.trials
+            if self.comparable(trial)
+            and self.inside(trial)
+            and (
+                trial.header.created_at > at
+                or (trial.outcome is not None and trial.outcome.submitted_at > at)
+            )
+        )
+
+    @property
+    def latest(self) -> float:
+        """The latest time in these records (``time.time()`` as it was then)."""
+        items: tuple[TrialRecord | RemeasurementRecord, ...] = (*self.trials, *self.remeasurements)
+        times = [self.study.updated_at, *(item.header.created_at for item in items)]
+        times += [item.outcome.submitted_at for item in items if item.outcome is not None]
+        return max(times) if self.verdict is None else max(self.verdict.at, *times)
+
     def may_be_best(self, trial: TrialRecord) -> bool:
         """Whether the trial is valid and inside the present space, or the baseline."""
         if trial.state != "complete" or not self.comparable(trial):

@@ -21,12 +21,10 @@ def apply(plan: Plan) -> None:
     text = next((plan.environment[n] for n in ALLOCATOR_NAMES if n in plan.environment), None)
     if text is None and not set(ALLOCATOR_NAMES) & set(plan.unset):
         return
-    import torch
-
     settings = text or ""
     if _KEEP not in settings:
         settings = ",".join(filter(None, (settings, f"{_KEEP}:False")))
-    _functions(torch)[1](settings)
+    _tell(settings)
 
 
 def settings(asked: str | None) -> str | None:
@@ -35,9 +33,7 @@ def settings(asked: str | None) -> str | None:
     Args:
         asked: What the plan says; ``None`` for the allocator's defaults.
     """
-    import torch
-
-    held = str(_functions(torch)[0]())
+    held = _held()
     mine = _parts(held) - {f"{_KEEP}:False"}
     if mine == _parts(asked or "") - {f"{_KEEP}:False"}:
         return asked
@@ -48,6 +44,21 @@ def _parts(text: str) -> set[str]:
     return {part.strip() for part in text.split(",") if part.strip()}
 
 
-def _functions(torch: Any) -> tuple[Any, Any]:
-    """Torch's own functions that return and take the settings as one text."""
-    return torch._C._accelerator_getAllocatorSettings, torch._C._accelerator_setAllocatorSettings
+def _tell(settings: str) -> None:
+    import torch
+
+    module: Any = torch._C
+    name = "_accelerator_setAllocatorSettings"
+    if not hasattr(module, name):
+        name = "_cuda_cudaCachingAllocator_set_allocator_settings"  # its name before torch 2.10
+    getattr(module, name)(settings)
+
+
+def _held() -> str:
+    import torch
+
+    module: Any = torch._C
+    if hasattr(module, "_accelerator_getAllocatorSettings"):
+        return str(module._accelerator_getAllocatorSettings())
+    memory: Any = torch.cuda.memory
+    return str(memory._snapshot()["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"])

@@ -273,7 +273,8 @@ def _run(
     hidden: list[torch.Tensor] = []
     norm: Any = decoder(module).norm
     handle = norm.register_forward_hook(lambda _m, _a, output: hidden.append(output.detach()))
-    total, sums = torch.zeros(()), {}
+    total = torch.zeros(())
+    sums: Tensors = {}
     parts: list[torch.Tensor] = []
     try:
         for batch, slices in zip(batches, kept, strict=True):

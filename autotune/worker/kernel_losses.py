@@ -72,10 +72,11 @@ def _run(
     total = torch.zeros((), device=hidden.device)
     of_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
     of_hidden = []
-    for part, wanted in zip(hidden.split(piece), labels.split(piece), strict=True):
-        inputs = part.detach().clone().requires_grad_()
+    for start in range(0, hidden.shape[0], piece):
+        rows = slice(start, start + piece)
+        inputs = hidden[rows].detach().clone().requires_grad_()
         leaf = weight.detach().requires_grad_()
-        loss = function(inputs.unsqueeze(0), leaf, wanted.unsqueeze(0)) * _SCALE
+        loss = function(inputs.unsqueeze(0), leaf, labels[rows].unsqueeze(0)) * _SCALE
         torch.autograd.backward(loss)
         assert inputs.grad is not None
         assert leaf.grad is not None

@@ -17,6 +17,7 @@ from autotune.contract.plan import Plan
 from autotune.data.packing import IGNORED, Frame, MicroBatch, cut, packed_row
 from autotune.data.tokens import Sample, synthetic_sample
 from autotune.models.family import ModelFamily
+from autotune.models.kernels import compiled
 from autotune.worker.failures import NumericsError
 
 SHORT: Final = 16
@@ -50,7 +51,9 @@ def require_no_leak(plan: Plan, family: ModelFamily, engine: Engine, device: tor
     trial's own shape and boundaries, and run as its micro-steps do; the sample alone has none, so
     it tells how it is computed without them.
 
-    Every rank runs the same four forwards on the same tokens, without gradients.
+    Every rank runs the same four forwards on the same tokens, without gradients. Compiled layers
+    run as they were written: without gradients they would be compiled anew, into another program
+    than the one that trains; the numerics gate compares that one.
 
     Raises:
         NumericsError: A token after the first sample is computed otherwise than before, or the
@@ -66,7 +69,7 @@ def require_no_leak(plan: Plan, family: ModelFamily, engine: Engine, device: tor
     after = slice(size, None)
     row = _Row(batch=packed_row([first, second, *rest], frame).to(device), seen=after)
     changed = _Row(batch=packed_row([other, second, *rest], frame).to(device), seen=after)
-    with torch.no_grad():
+    with torch.no_grad(), compiled.as_written(family.layers(engine.module)):
         seen, again, otherwise = (_states(family, engine, one) for one in (row, row, changed))
         noise, moved = (_anywhere(_largest(seen, one)) for one in (again, otherwise))
         allowed = max(CHANGED, NOISE * noise)
@@ -76,7 +79,7 @@ def require_no_leak(plan: Plan, family: ModelFamily, engine: Engine, device: tor
                 f"packed samples see each other{where}: other tokens in one sample changed hidden "
                 f"values in the next by {moved:.3g}"
             )
-        # Another shape: a compiled layer would be compiled again, and for varying shapes.
+        # Another shape: flex attention would be compiled again.
         with _uncompiled():
             alone = _states(family, engine, _alone(second, device))
         apart = _anywhere((seen[:size] - alone).norm() / alone.norm())
@@ -164,8 +167,7 @@ def _mixed(family: ModelFamily, engine: Engine, row: _Row) -> list[tuple[str, in
     def keep(kind: str, layer: int, output: torch.Tensor) -> None:
         seen.append((kind, layer, output[0, row.seen].detach().float().clone()))
 
-    # A compiled layer calls no hooks.
-    with family.watching_mixers(engine.module, keep), _uncompiled():
+    with family.watching_mixers(engine.module, keep):
         family.loss_sum(engine.model, row.batch)
     return seen
 

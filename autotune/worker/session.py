@@ -204,9 +204,11 @@ def _prepare(plan: Plan, rank: int) -> _Place:
 
     from autotune.worker import allocator
 
-    local_rank = int(os.environ.setdefault("LOCAL_RANK", str(rank)))
     topology = plan.topology
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", topology.processes // topology.nodes))
+    # Ranks that a fork server made are told theirs; nodes hold ranks in order, and as many each.
+    per_node = topology.processes // topology.nodes
+    local_rank = int(os.environ.setdefault("LOCAL_RANK", str(rank % per_node)))
+    local = int(os.environ.setdefault("LOCAL_WORLD_SIZE", str(per_node)))
     os.environ.setdefault("RANK", str(rank))
     os.environ.setdefault("WORLD_SIZE", str(topology.processes))
     for name in plan.unset:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from launching import make_plan
 
+from autotune.knobs import environment
 from autotune.launchers import environment as env
 
 SITE = {
@@ -72,6 +75,25 @@ def test_threads_are_divided_among_ranks_unless_the_user_said_how_many():
 def test_the_plans_variables_win():
     plan = make_plan(environment={"NCCL_BUFFSIZE": "7"})
     assert env.child_environment({"NCCL_BUFFSIZE": "1"}, plan, cores=2)[0]["NCCL_BUFFSIZE"] == "7"
+
+
+def test_what_a_plan_must_not_find_set_is_taken_away():
+    plan = dataclasses.replace(
+        make_plan(environment={"NCCL_MAX_CTAS": "8"}), unset=("NCCL_BUFFSIZE",)
+    )
+    site = {"NCCL_BUFFSIZE": "1", "NCCL_MAX_CTAS": "4", "NCCL_MIN_CTAS": "2"}
+    ranks, _ = env.child_environment(site, plan, cores=2)
+    assert "NCCL_BUFFSIZE" not in ranks
+    assert (ranks["NCCL_MAX_CTAS"], ranks["NCCL_MIN_CTAS"]) == ("8", "2")
+
+
+@pytest.mark.parametrize("knob", environment.KNOBS, ids=lambda knob: knob.name)
+def test_no_tunable_variable_needs_a_server_of_its_own(knob):
+    """Each is read at the first use of a device, or told to the allocator by the rank itself."""
+    variables, _ = environment.variables({knob.full_name: 1})
+    plan = make_plan(environment=variables)
+    assert env.read_at_import(plan) == {}
+    assert not env.needs_interpreter(plan)
 
 
 def test_a_users_interface_is_kept():

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import json
 import os
 import socket
 import subprocess
@@ -52,10 +53,9 @@ def test_ranks_started_by_hand_meet_through_the_folder(tmp_path):
     folder = make_attempt(
         StudyFolder(tmp_path), 0, [["all_reduce"], ["all_reduce"]], make_plan(processes=2)
     )
-    # What an earlier attempt left there is not taken for an answer.
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    (folder.path / "rendezvous.json").write_text(f'{{"port": 1, "pid": {gone.pid}}}')
+    # What an earlier attempt left there is not taken for an answer: nobody listens there.
+    place = {"host": "127.0.0.1", "port": 1, "word": "earlier", "job": ""}
+    (folder.path / "rendezvous.json").write_text(json.dumps(place))
     (folder.path / "go-on").touch()
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MASTER_")}
     environment["PYTHONPATH"] = os.pathsep.join([str(HERE.parents[1]), str(HERE)])

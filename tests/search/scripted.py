@@ -224,6 +224,7 @@ class Bench:
         *,
         space: str = SPACE,
         trials: int = 6,
+        study: str = "s",
         interrupts: Interrupts | None = None,
         prepare: Callable[[ScriptedLauncher], None] = lambda launcher: None,
         **options: Any,
@@ -236,7 +237,7 @@ class Bench:
         request = SearchRequest(
             space=str(self.file),
             trials=trials,
-            study="s",
+            study=study,
             runs=self.runs,
             make_launcher=lambda folder, topology, space: launcher,
             command=("autotune", "search", "--space", str(self.file)),

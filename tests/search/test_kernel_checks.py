@@ -18,7 +18,8 @@ backend: fsdp2
 workload: {model: qwen3-tiny, global_batch: 8, data: {lengths: ultrachat-like, max_length: 64}}
 topology: {processes: 2}
 params:
-  kernel.attention: {choices: [sdpa, flex_attention, flash_attention_2]}
+  kernel.compile: {choices: [none, layer]}
+  kernel.attention: {choices: [sdpa, flash_attention_2]}
   kernel.loss: {choices: [torch, chunked, liger]}
   kernel.linear_attention: {choices: [torch, fla]}
 """
@@ -26,7 +27,7 @@ SIX = 6
 
 
 def kernels_of(plan: Plan) -> tuple[str, str]:
-    return plan.config["kernel.attention"], plan.config["kernel.loss"]
+    return plan.config["kernel.compile"], plan.config["kernel.loss"]
 
 
 def run(bench: Bench, check=lambda plan: Act(), *, space: str = SPACE, trials: int = SIX, **more):
@@ -54,10 +55,10 @@ def wrong(knob: str):
 
 def test_each_kernel_that_can_run_is_compared_once_and_then_tried(bench: Bench) -> None:
     run(bench)
-    assert checked(bench) == ["kernel.loss=chunked", "kernel.attention=flex_attention"]
+    assert checked(bench) == ["kernel.loss=chunked", "kernel.compile=layer"]
     assert launched(bench) == {
-        ("sdpa", "torch"), ("sdpa", "chunked"),
-        ("flex_attention", "torch"), ("flex_attention", "chunked"),
+        ("none", "torch"), ("none", "chunked"),
+        ("layer", "torch"), ("layer", "chunked"),
     }  # fmt: skip
     said = bench.messages()
     assert "'flash_attention_2' is left out: it needs an NVIDIA GPU" in said
@@ -71,10 +72,10 @@ def test_each_kernel_that_can_run_is_compared_once_and_then_tried(bench: Bench) 
 
 
 def test_a_wrong_kernel_is_left_out_with_its_worst_tensor(bench: Bench) -> None:
-    run(bench, wrong("kernel.attention"))
-    assert launched(bench) == {("sdpa", "torch"), ("sdpa", "chunked")}
+    run(bench, wrong("kernel.compile"))
+    assert launched(bench) == {("none", "torch"), ("none", "chunked")}
     said = bench.messages()
-    assert "kernel.attention: 'flex_attention' is left out: its gradient of lm_head.weight" in said
+    assert "kernel.compile: 'layer' is left out: its gradient of lm_head.weight" in said
     assert "is 0.5 off the reference in float32, and 0.0001 is allowed" in said
 
 
@@ -91,7 +92,7 @@ def test_a_kernel_that_fails_to_run_is_left_out_too(bench: Bench, act: Act, word
         return act if plan.verify == ("kernel.loss",) else Act()
 
     run(bench, check)
-    assert launched(bench) == {("sdpa", "torch"), ("flex_attention", "torch")}
+    assert launched(bench) == {("none", "torch"), ("layer", "torch")}
     assert "kernel.loss: 'chunked' is left out: comparing it with its reference" in bench.messages()
     assert words in bench.messages()
 
@@ -110,8 +111,8 @@ def test_the_verdict_is_in_the_studys_folder_with_the_versions(bench: Bench) -> 
     files = sorted((bench.runs / "s" / "kernels").glob("*.json"))
     verdicts = [json.loads(file.read_text()) for file in files]
     by_knob = {one["knob"]: one for one in verdicts}
-    assert by_knob["kernel.attention"]["reason"] == ""
-    assert by_knob["kernel.attention"]["check"]["versions"]["torch"]
+    assert by_knob["kernel.compile"]["reason"] == ""
+    assert by_knob["kernel.compile"]["check"]["versions"]["torch"]
     assert "0.5 off" in by_knob["kernel.loss"]["reason"]
     folder = bench.runs / "s" / by_knob["kernel.loss"]["folder"]
     assert (folder / "plan.json").exists()

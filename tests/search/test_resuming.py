@@ -143,7 +143,7 @@ Bench(Path({folder!r})).search(script, trials=12)
 def test_kill_9_at_any_moment_loses_nothing_and_counts_nothing_twice(
     bench: Bench, tmp_path: Path
 ) -> None:
-    """The same on real trials, thirty times: ``benchmarks/kills.py``."""
+    """At each single change: ``test_killed_at_every_step.py``; real trials: ``kills.py``."""
     code = KILLED_ANYWHERE.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
     study = StudyFolder.of(bench.runs, "s")
     moments = random.Random(7)
@@ -163,8 +163,7 @@ def test_kill_9_at_any_moment_loses_nothing_and_counts_nothing_twice(
             coordinator.wait()
     result = bench.search(by_micro_batch, trials=12)
     trials = result.contents.trials
-    numbers = [trial.number for trial in trials]
-    assert len(set(numbers)) == len(numbers) == 12, numbers
+    assert [trial.number for trial in trials] == list(range(12))
     assert len({trial.header.key for trial in trials}) == 12
     assert history.counted(result.contents) == 12
     assert result.contents.problems == ()
@@ -204,6 +203,16 @@ def test_foreign_optuna_study_is_left_alone(bench: Bench) -> None:
     with pytest.raises(InputError, match="not of autotune"):
         bench.search(by_micro_batch)
     assert not (bench.runs / "s").exists()
+
+
+def test_a_study_of_ours_that_is_not_marked_yet_is_no_foreign_one(bench: Bench) -> None:
+    """Optuna makes a study and marks it in two steps; a search may be killed in between."""
+    bench.search(by_micro_batch, trials=2)
+    storage = f"sqlite:///{bench.runs}/autotune.db"
+    optuna.delete_study(study_name="s", storage=storage)
+    optuna.create_study(study_name="s", storage=storage)
+    bench.search(by_micro_batch, trials=3)
+    assert len(optuna.load_study(study_name="s", storage=storage).trials) == 3
 
 
 def test_deleted_folder_begins_anew(bench: Bench) -> None:

@@ -87,6 +87,19 @@ def test_an_outcome_of_another_plan_is_refused(tmp_path: Path) -> None:
     assert "another plan" in contents.problems[0]
 
 
+def test_folders_that_look_like_attempts_are_named_and_left(tmp_path: Path) -> None:
+    study = StudyBuilder(tmp_path)
+    study.trial(measured(0.5))
+    trial = study.folder.attempt("trial", 0, 0).path.parent
+    for name in ("attempt-007", "attempt-\u0663", "attempt-copy"):
+        (trial / name).mkdir()
+    (trial / "attempt-1").touch()
+    for _ in range(2):
+        recorder = StudyRecorder(study.folder, study.store)
+        assert [attempt.number for attempt in recorder.trials()[0].attempts] == [0]
+        assert len(recorder.problems) == 4
+
+
 def test_foreign_things_in_a_study_are_named_and_left(tmp_path: Path) -> None:
     study = StudyBuilder(tmp_path)
     study.trial(measured(0.8))

@@ -6,7 +6,12 @@ from importlib import metadata
 
 from autotune.contract import jsonfile
 from autotune.contract.plan import Topology
-from autotune.store.provenance import environment, environment_fingerprint, parse_accelerators
+from autotune.store.provenance import (
+    environment,
+    environment_fingerprint,
+    parse_accelerators,
+    variables,
+)
 
 CPU = Topology(processes=2, device="cpu", devices_per_node=2)
 
@@ -30,6 +35,22 @@ def test_only_what_may_change_the_time_is_in_the_fingerprint() -> None:
         {"packages": found["packages"] | {"torch": "9.9"}},
     ):
         assert environment_fingerprint(found | change) != environment_fingerprint(found)
+
+
+def test_the_sites_variables_are_recorded_and_no_others() -> None:
+    site = {"NCCL_NVLS_ENABLE": "0", "NCCL_BUFFSIZE": "1", "HF_TOKEN": "secret", "HOME": "/h"}
+    assert variables(site) == {"NCCL_NVLS_ENABLE": "0", "NCCL_BUFFSIZE": "1"}
+
+
+def test_a_site_that_sets_another_buffer_has_other_times_on_a_device() -> None:
+    found = environment(CPU) | {"device": "cuda", "variables": {}}
+    other = found | {"variables": {"NCCL_BUFFSIZE": "8388608"}}
+    assert environment_fingerprint(other) != environment_fingerprint(found)
+    # Of the site alone, and nothing that a study chooses among.
+    same = found | {"variables": {"NCCL_NVLS_ENABLE": "0"}}
+    assert environment_fingerprint(same) == environment_fingerprint(found)
+    without = {name: value for name, value in found.items() if name != "variables"}
+    assert environment_fingerprint(without) == environment_fingerprint(found)
 
 
 def test_only_visible_accelerators_are_listed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import resource
 import sys
 import time
@@ -318,18 +319,11 @@ def eager_attention_on_rank_1(rank: int) -> None:
         eager_attention(rank)
 
 
-def attention_falls_back(rank: int) -> None:
-    """The library runs another attention than the one it was built with."""
-    from autotune.models import causal_lm
+def loss_falls_back(rank: int) -> None:
+    """What was asked for is not there, and another function takes its place without a word."""
+    from autotune.models.kernels import cross_entropy
 
-    original = causal_lm.CausalLmFamily.build
-
-    def build(*args: Any, **named: Any) -> Any:
-        module = original(*args, **named)
-        module.config._attn_implementation = "sdpa"
-        return module
-
-    causal_lm.CausalLmFamily.build = build
+    cross_entropy.chunked_loss_sum = cross_entropy.whole_loss_sum
 
 
 def chunked_loss_forgets_its_scale(rank: int) -> None:
@@ -378,10 +372,52 @@ def chunked_loss_raises(rank: int) -> None:
     cross_entropy._of_logits = broken
 
 
-def flex_attention_ignores_boundaries(rank: int) -> None:
-    """The block mask is causal over the whole row."""
-    from transformers import masking_utils
+def sdpa_in_disguise(rank: int) -> None:
+    """``varlen`` is a function that any machine has: torch's attention, told where samples end."""
+    from autotune.models.kernels import varlen
 
-    original = masking_utils.find_packed_sequence_indices
-    masking_utils.find_packed_sequence_indices = lambda position_ids: None
-    assert original is not None
+    varlen._varlen = lambda: _segmentwise
+
+
+def sdpa_that_ignores_boundaries(rank: int) -> None:
+    """As above, and causal over the whole row."""
+    sdpa_in_disguise(rank)
+    from autotune.models.kernels import varlen
+
+    varlen._varlen = lambda: _over_the_whole_row
+
+
+def _segmentwise(
+    query: Any,
+    key: Any,
+    value: Any,
+    ends: Any,
+    _key_ends: Any,
+    _longest: int,
+    _longest_key: int,
+    *,
+    window_size: tuple[int, int],
+    scale: float | None,
+    enable_gqa: bool,
+) -> Any:
+    """The signature of ``torch.nn.attention.varlen.varlen_attn``; tokens × heads × size."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    assert window_size == (-1, 0)
+    bounds = ends.tolist()
+    parts = []
+    for start, end in itertools.pairwise(bounds):
+        mine = [each[start:end].transpose(0, 1)[None] for each in (query, key, value)]
+        found = scaled_dot_product_attention(
+            *mine, is_causal=True, scale=scale, enable_gqa=enable_gqa
+        )
+        parts.append(found[0].transpose(0, 1))
+    return torch.cat(parts)
+
+
+@functools.wraps(_segmentwise)
+def _over_the_whole_row(
+    query: Any, key: Any, value: Any, ends: Any, *rest: Any, **named: Any
+) -> Any:
+    return _segmentwise(query, key, value, ends[[0, -1]], *rest, **named)

@@ -116,6 +116,15 @@ def test_a_part_without_boundaries_is_a_numerics_failure(
         assert "sdpa_attention_forward" in error.message
 
 
+def test_a_leak_is_named_where_layers_are_compiled(tmp_path: Path) -> None:
+    """Before anything is compiled: a leak costs no compilation."""
+    plan = make_plan("fsdp2", changes={**PACKED, "kernel.compile": "layer"}, processes=1)
+    records = run_trial(plan, tmp_path, fault="faults:masks_without_boundaries")
+    error = first_error(records)
+    assert error.kind == "numerics"
+    assert "through attention of layer 0 (" in error.message
+
+
 def first_error(records: list[RankRecord | None]):
     """The error of the rank that failed first."""
     return min((r for r in records if r is not None), key=lambda record: record.error.at).error

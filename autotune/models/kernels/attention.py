@@ -109,7 +109,8 @@ LAYER: Final = LayerKernels(
     kinds=("attention",),
     choices=(
         Choice(name="sdpa"),
-        Choice(name="flex_attention", unfit=no_compiler),
+        # On a CPU it has no backward (``flex_attention.py``, ``_validate_device``).
+        Choice(name="flex_attention", needs_cuda=True, unfit=no_compiler),
         Choice(
             name="flash_attention_2",
             packages=("flash_attn",),

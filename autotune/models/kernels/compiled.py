@@ -1,15 +1,25 @@
 """``torch.compile`` of each decoder layer, in place.
 
 The layer's own ``forward`` is compiled, not the call of the module: hooks of engines stand around
-it and stay outside the graph (torchtitan compiles its blocks before ``fully_shard`` as well), and
-so does activation checkpointing, which wraps the call (``transformers/modeling_layers.py``).
+it and stay outside the graph (torchtitan compiles its blocks before ``fully_shard`` as well).
+
+Activation checkpointing wraps the call in transformers 5.17 and the class's ``forward`` in 5.24
+(``modeling_layers.py``), where it then lies inside the graph. There a class that FSDP2 derives has
+a wrapper of its own, and only the outermost one recomputes: so the class's ``forward`` is looked
+up when it is called.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+import contextlib
+import types
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final
 
 from autotune.models.kernels.choice import Choice, LayerKernels, Target, no_compiler
+
+if TYPE_CHECKING:
+    import torch
 
 _ORIGINAL: Final = "_torchdynamo_orig_callable"
 """What dynamo leaves on a compiled function (``torch/_dynamo/eval_frame.py``)."""
@@ -32,12 +42,28 @@ def _bind(target: Target, choice: str) -> None:
     for layer in target.family.layers(target.module):
         inside: Any = layer
         # Shapes that vary are dynamic from the start: one compilation instead of two.
-        inside.forward = torch.compile(layer.forward, dynamic=not target.static_shapes)
+        forward = types.MethodType(_forward, layer)
+        inside.forward = torch.compile(forward, dynamic=not target.static_shapes)
+
+
+def _forward(layer: Any, *args: Any, **named: Any) -> Any:
+    return type(layer).forward(layer, *args, **named)
 
 
 def is_compiled(layer: Any) -> bool:
     """Whether a decoder layer runs compiled."""
     return hasattr(layer.forward, _ORIGINAL)
+
+
+@contextlib.contextmanager
+def as_written(layers: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Run decoder layers without the compiler's work, as long as it is entered."""
+    kept = [(layer, vars(layer).pop("forward")) for layer in layers if is_compiled(layer)]
+    try:
+        yield
+    finally:
+        for layer, forward in kept:
+            layer.forward = forward
 
 
 def _bound(target: Target) -> str:

@@ -34,7 +34,9 @@ def chunked_loss_sum(
     The logits are computed in the format of ``hidden`` and the rest in float32, as in the plain
     way; the weight's gradient is summed over chunks in float32.
     """
-    loss: torch.Tensor = _Chunked.apply(hidden.flatten(0, -2), weight, labels.flatten())
+    # torch leaves it untyped.
+    apply: Any = _Chunked.apply
+    loss: torch.Tensor = apply(hidden.flatten(0, -2), weight, labels.flatten())
     return loss
 
 
@@ -65,8 +67,9 @@ class _Chunked(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.save_for_backward(hidden, weight, labels)
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        for part, wanted in zip(hidden.split(ROWS), labels.split(ROWS), strict=True):
-            total += token_loss_sum(functional.linear(part, weight), wanted)
+        for start in range(0, hidden.shape[0], ROWS):
+            rows = slice(start, start + ROWS)
+            total += token_loss_sum(functional.linear(hidden[rows], weight), labels[rows])
         return total
 
     @staticmethod

@@ -1,0 +1,91 @@
+"""BUG-037: no setting that autotune knows makes an engine compile an extension.
+
+So none has to be built before the first trial, and no trial can be the one that pays for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+from pathlib import Path
+from typing import Any
+
+import no_builds
+import pytest
+from support_trials import BF16, FP32, defaults, make_plan, measured, run_trial
+
+from autotune.backends.base import backend_of
+from autotune.contract.plan import Plan
+from autotune.knobs.knob import Knob
+
+HERE = str(Path(__file__).parent)
+OFFLOADED = {"offload_optimizer": "cpu", "offload_param": "cpu"}
+
+
+def other_value(knob: Knob) -> Any:
+    """A switch turned over, the last choice of several; ``None`` for a number."""
+    if knob.type == "bool":
+        return knob.default is not True
+    allowed = [v for v in knob.choices if v not in [value for value, _ in knob.refused]]
+    return allowed[-1] if allowed else None
+
+
+def all_changed(backend: str, **more: Any) -> Plan:
+    """A plan with every switch and choice away from its default that the backend takes so."""
+    changes: dict[str, Any] = {f"{backend}.{name}": value for name, value in more.items()}
+    plan = make_plan(backend, changes={"workload.micro_batch": 8, **changes}, verify=())
+    for knob in importlib.import_module(f"autotune.knobs.{backend}").KNOBS:
+        value = other_value(knob)
+        if value is None or knob.dead_when == "true" or knob.full_name in changes:
+            continue
+        config = {**defaults(backend), **changes, knob.full_name: value}
+        if backend_of(backend).validate(config, plan.training, plan.topology) is None:
+            changes[knob.full_name] = value
+    config = {**plan.config, **changes}
+    return dataclasses.replace(plan, config=config)
+
+
+def run(plan: Plan, path: Path, fault: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PYTHONPATH", HERE, prepend=os.pathsep)
+    return run_trial(plan, path, fault=f"no_builds:{fault}")
+
+
+@pytest.mark.parametrize(
+    ("backend", "more", "precision"),
+    [
+        ("ddp", {}, FP32),
+        ("fsdp2", {}, FP32),
+        ("zero3", OFFLOADED, FP32),
+        ("zero3", OFFLOADED, BF16),
+        ("deepspeed", {"zero_stage": 1, "offload_optimizer": "cpu"}, FP32),
+        ("deepspeed", {"zero_stage": 2, "offload_optimizer": "cpu"}, BF16),
+        ("deepspeed", {"zero_stage": 3, **OFFLOADED}, FP32),
+    ],
+)
+def test_extremes_of_the_space_compile_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, more: Any, precision: Any
+) -> None:
+    plan = all_changed(backend, **more)
+    training = dataclasses.replace(plan.training, precision=precision)
+    plan = dataclasses.replace(plan, workload=training)
+    measured(run(plan, tmp_path, "forbid", monkeypatch), tmp_path)
+
+
+def test_it_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan("zero3", changes={"zero3.offload_optimizer": "cpu"})
+    records = run(plan, tmp_path, "forbid_beside_deepspeeds_adam", monkeypatch)
+    for record in records:
+        assert record is not None
+        assert record.error is not None
+        assert no_builds.MESSAGE in record.error.traceback
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("offload", ["none", "cpu"])
+def test_on_gpus_too_the_optimizer_is_torchs(stage: int, offload: str) -> None:
+    changes = {"deepspeed.zero_stage": stage, "deepspeed.offload_optimizer": offload}
+    plan = make_plan("deepspeed", changes=changes)
+    plan = dataclasses.replace(plan, topology=dataclasses.replace(plan.topology, device="cuda"))
+    rendered = backend_of("deepspeed").render(plan)
+    assert rendered["optimizer"]["params"]["torch_adam"] is True
