@@ -103,9 +103,9 @@ def _adapters(spec: WorkloadSpec, model: Model) -> Lora | None:
 def _model(space: SearchSpace, spec: WorkloadSpec) -> Model:
     """The model, under the name that the file has for it. A folder may lie beside the file."""
     beside = Path(space.file).absolute().parent / spec.model
-    name = str(beside) if spec.model.strip() and _is_model(beside) else spec.model
-    model = resolve_model(name, load_weights=spec.load_weights)
-    return dataclasses.replace(model, name=spec.model)
+    is_beside = spec.model.strip() and not _is_model(Path(spec.model)) and _is_model(beside)
+    name = str(beside) if is_beside else spec.model
+    return dataclasses.replace(resolve_model(name, load_weights=spec.load_weights), name=spec.model)
 
 
 def _is_model(folder: Path) -> bool:

@@ -43,25 +43,6 @@ def count_gathers(rank: int) -> None:
 _FOLDER: list[Path] = []
 
 
-def freeze_all_but_projections(rank: int) -> None:
-    """Train one small weight of each layer, as an adapter would."""
-    from autotune.models import causal_lm
-
-    build = causal_lm.CausalLmFamily.build
-
-    def frozen(self: Any, *arguments: Any, **named: Any) -> Any:
-        module = build(self, *arguments, **named)
-        for name, parameter in module.named_parameters():
-            parameter.requires_grad_("k_proj" in name)
-        return module
-
-    causal_lm.CausalLmFamily.build = frozen
-    # Gradients reach few weights here, on purpose.
-    from autotune.worker import gradients
-
-    gradients.GradientWatch.require_gradients = lambda self: None
-
-
 def other_shapes_when_recomputed(rank: int) -> None:
     """A layer keeps one more number of each token's state when it runs a second time."""
     import torch

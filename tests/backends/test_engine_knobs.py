@@ -117,35 +117,35 @@ def test_weights_that_stay_between_micro_steps_are_gathered_once_an_iteration(
     assert counts["kept"] == 5
 
 
-class TestFrozenWeights:
-    """BUG-036: most weights are frozen, as an adapter's training has them."""
-
-    @pytest.mark.parametrize(
-        "changes",
-        [REENTRANT, {"workload.activation_checkpointing": "none"}],
-        ids=["reentrant", "none"],
-    )
-    def test_the_working_variants_work(self, changes: dict[str, Any], tmp_path: Path) -> None:
-        _frozen_run("zero3", changes, tmp_path)
-
-    def test_a_mode_that_meets_other_shapes_is_incompatible(self, tmp_path: Path) -> None:
-        """Whatever the installed versions do: it is measured, or it is refused by its kind."""
-        changes = {"workload.activation_checkpointing": "full"}
-        plan = make_plan("zero3", changes=changes)
-        for record in _frozen(plan, tmp_path):
-            assert record is not None
-            if record.error is not None:
-                assert record.error.kind == "incompatible"
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> RankRecord:
+    """BUG-036: an adapter is trained, most weights are frozen, ZeRO-3 splits them all."""
+    pytest.importorskip("peft")
+    path = tmp_path_factory.mktemp("adapters")
+    return measured(run_trial(make_plan("zero3", adapters={"rank": 4}), path), path)[0]
 
 
-def _frozen(plan: Any, path: Path) -> list[RankRecord | None]:
-    os.environ["PYTHONPATH"] = os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")])
-    return run_trial(plan, path, fault="engine_faults:freeze_all_but_projections")
+def test_reentrant_recomputation_beside_frozen_weights_works(
+    adapters: RankRecord, tmp_path: Path
+) -> None:
+    _agrees(_run("zero3", REENTRANT, tmp_path, adapters={"rank": 4}), adapters)
 
 
-def _frozen_run(backend: str, changes: dict[str, Any], path: Path) -> RankRecord:
-    plan = make_plan(backend, changes=changes)
-    return measured(_frozen(plan, path), path)[0]
+@pytest.mark.parametrize("mode", ["full", "selective"])
+def test_the_newer_mode_beside_frozen_weights_works_or_is_refused_by_its_kind(
+    mode: str, adapters: RankRecord, tmp_path: Path
+) -> None:
+    """Whether it meets other shapes in backward depends on the installed versions."""
+    changes = {
+        "workload.activation_checkpointing": mode,
+        "zero3.stage3_param_persistence_threshold": 0,
+    }
+    for record in run_trial(make_plan("zero3", changes=changes, adapters={"rank": 4}), tmp_path):
+        assert record is not None
+        if record.error is None:
+            _agrees(record, adapters)
+        else:
+            assert record.error.kind == "incompatible"
 
 
 def test_recomputation_that_meets_other_shapes_is_a_refusal(tmp_path: Path) -> None:
