@@ -161,7 +161,7 @@ def run(faults: dict[int, dict[str, Any]], runs: Path) -> dict[int, list[int]]:
     try:
         for number in faults:
             one_trial(number, runner, recorder, planner)
-            left[number] = leftovers(prepared.folder.path, number, launcher)
+            left[number] = leftovers(prepared.folder.path, number)
             progress(number, faults[number], recorder)
     finally:
         runner.close()
@@ -201,11 +201,11 @@ def one_trial(number: int, runner: Runner, recorder: StudyRecorder, planner: Pla
     )
 
 
-def leftovers(study: Path, number: int, launcher: LocalLauncher) -> list[int]:
+def leftovers(study: Path, number: int) -> list[int]:
     """Processes of the trial that still live: by their marker, and by what the ranks wrote down."""
-    ready = launcher.ready
-    server = {ready.pid} if ready is not None else set()
-    found = set(processes.find_of_study(processes.mark_of(study))) - server
+    # The server, and what it holds ready for the next trial, carry no job.
+    of_study = processes.find_of_study(processes.mark_of(study))
+    found = {pid for pid in of_study if "-" not in (processes.marker_of(pid) or "-")}
     for file in study.glob(f"trials/{number:05d}/attempt-*/grandchildren.json"):
         found |= {pid for pid in json.loads(file.read_text()) if Path(f"/proc/{pid}").exists()}
     return sorted(found)

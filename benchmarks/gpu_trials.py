@@ -15,7 +15,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -177,14 +176,18 @@ class Bench:
         return outcome.submitted_at + outcome.wall_s - float((folder / "planted").read_text())
 
     def left(self) -> dict[str, Any]:
-        """Processes of the study beside the server, and shared memory, that should be gone."""
-        ready = self.launcher.ready
+        """Processes of trials, and shared memory, that should be gone."""
         mark = processes.mark_of(self.prepared.folder.path)
-        server = {ready.pid} if ready is not None else set()
+        # The server, and what it holds ready for the next trial, carry no job.
+        found = [pid for pid in processes.find_of_study(mark) if "-" not in marker(pid)]
         return {
-            "processes": sorted(set(processes.find_of_study(mark)) - server),
+            "processes": sorted(found),
             "shared": sorted({name for name, _ in shared_segments()} - self.before),
         }
+
+
+def marker(pid: int) -> str:
+    return processes.marker_of(pid) or "-"
 
 
 Found = tuple[bool, dict[str, Any]]
@@ -383,13 +386,12 @@ def main() -> None:
                 print(json.dumps(results[-1]), file=sys.stderr, flush=True)
         finally:
             bench.runner.close()
-        threads = [thread.name for thread in threading.enumerate() if not thread.daemon]
         ends = bench.left()["processes"]
     words = {True: "OK", False: "FAIL", None: "SKIP"}
     rows = [["part", "", "s"], *([r["part"], words[r["ok"]], str(r["seconds"])] for r in results)]
     harness.finish("gpu_trials", results, rows, options.output)
     failed = [one for one in results if one["ok"] is False]
-    print(f"{len(results)} parts, {len(failed)} failed, {len(ends)} processes left, {threads}")
+    print(f"{len(results)} parts, {len(failed)} failed, {len(ends)} processes left")
     sys.exit(1 if failed or ends else 0)
 
 
