@@ -7,8 +7,9 @@ Trials run as always, on the local launcher with its watchdog. After a trial's o
 blocks follow in its ranks, on its engine, in random order: M is a window as trials time it (marks,
 heartbeat, exchange and collection of garbage after each cycle), P a plain training loop between
 two readings of a clock, while the fork server with its watchdog is stopped. Each block begins when
-the ranks have met, and the slowest rank counts. On CPUs each rank is bound to a core of its own
-while blocks run, which halves their scatter.
+the ranks have met, and the slowest rank counts. On CPUs each rank is bound to a core of its own,
+which halves the scatter of blocks. ``CPU time`` is that of all ranks: work that a window adds,
+whoever else makes the machine wait.
 
 The mean logarithm of M/P is formed per launch, because what one launch has in common is no
 independent evidence, and Student's 95 % interval over the launches is printed; likewise for one
@@ -32,6 +33,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,8 @@ def own_s_per_it(folder: AttemptFolder, ranks: int) -> float:
 def plain_launch(plan: Plan, folder: AttemptFolder) -> float:
     """s/it of a plain loop in fresh processes."""
     environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    if plan.topology.device == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""
     count = plan.topology.processes
     started = [
         subprocess.Popen(
@@ -133,17 +137,12 @@ def run(launcher: LocalLauncher, backend: str, arguments: Any, home: Path) -> di
     """All launches of one backend; returns its figures."""
     plan = make_plan(backend, arguments)
     task = {"seconds": arguments.seconds, "iterations": arguments.iterations}
-    launches: list[list[tuple[str, float]]] = []
+    launches: list[list[instrumented.Block]] = []
     own: list[float] = []
     for number in range(arguments.launches):
         folder = _folder(home / f"{number}", plan)
         ranks = launch(launcher, plan, folder, task | {"seed": number})
-        launches.append(
-            [
-                (blocks[0][0], max(seconds for _, seconds in blocks))
-                for blocks in zip(*ranks, strict=True)
-            ]
-        )
+        launches.append([together(blocks) for blocks in zip(*ranks, strict=True)])
         own.append(own_s_per_it(folder, arguments.processes))
     cold = [cold_pair(launcher, plan, home, number) for number in range(arguments.cold)]
     return {
@@ -153,11 +152,17 @@ def run(launcher: LocalLauncher, backend: str, arguments: Any, home: Path) -> di
         "launches": len(launches),
         "iterations": arguments.iterations,
         "distinct_batches": len(plan.cut.batches),
+        "load_average": os.getloadavg()[0],
         **figures(launches, own, cold),
         "blocks": launches,
         "own_s_per_it": own,
         "cold_s_per_it": cold,
     }
+
+
+def together(blocks: Sequence[instrumented.Block]) -> instrumented.Block:
+    """One block of all ranks: the slowest one's time, and the CPU time of all."""
+    return blocks[0][0], max(block[1] for block in blocks), sum(block[2] for block in blocks)
 
 
 def cold_pair(launcher: LocalLauncher, plan: Plan, home: Path, number: int) -> tuple[float, float]:
@@ -181,23 +186,29 @@ def _folder(path: Path, plan: Plan) -> AttemptFolder:
 
 
 def figures(
-    launches: list[list[tuple[str, float]]], own: list[float], cold: list[tuple[float, float]]
+    launches: list[list[instrumented.Block]], own: list[float], cold: list[tuple[float, float]]
 ) -> dict[str, Any]:
-    """Intervals over launches: a block's pair is ``(("M", s/it), ("P", s/it))`` in any order."""
-    effects, alone, against = [], [], []
+    """Intervals over launches, of logarithms; two neighbouring blocks are one of each kind."""
+    effects, cpu, alone, against = [], [], [], []
     for blocks, trial in zip(launches, own, strict=True):
-        pairs = [dict(blocks[at : at + 2]) for at in range(0, len(blocks), 2)]
-        plain = [pair["P"] for pair in pairs]
-        effects.append(statistics.fmean(math.log(pair["M"] / pair["P"]) for pair in pairs))
+        pairs = [
+            {block[0]: block[1:] for block in blocks[at : at + 2]}
+            for at in range(0, len(blocks), 2)
+        ]
+        plain = [pair["P"][0] for pair in pairs]
+        for found, part in ((effects, 0), (cpu, 1)):
+            ratios = [math.log(pair["M"][part] / pair["P"][part]) for pair in pairs]
+            found.append(statistics.fmean(ratios))
         if len(plain) > 1:
             both = zip(plain[::2], plain[1::2], strict=False)
             alone.append(statistics.fmean(math.log(later / earlier) for earlier, later in both))
         against.append(math.log(trial / statistics.fmean(plain)))
-    everything = [seconds for blocks in launches for kind, seconds in blocks if kind == "P"]
+    everything = [block[1] for blocks in launches for block in blocks if block[0] == "P"]
     return {
-        "pairs": sum(len(blocks) for blocks in launches) // 2,
+        "pairs": len(everything),
         "plain_s_per_it": statistics.median(everything),
         "effect": interval(effects),
+        "cpu_time": interval(cpu),
         "plain_against_plain": interval(alone),
         "own_window_against_plain": interval(against),
         "cold": interval([math.log(trial / plain) for trial, plain in cold]),
@@ -221,8 +232,8 @@ def main() -> int:
         [str(harness.ROOT), *here, os.environ.get("PYTHONPATH", "")]
     )
     limit = LIMITS[arguments.device]
-    head = "backend|plain s/it|launches|pairs|window / plain|plain / plain|trial / plain|cold"
-    rows = [[*head.split("|"), "seconds", "fine"]]
+    head = "backend|plain s/it|launches|pairs|window / plain|CPU time|plain / plain|trial / plain"
+    rows = [[*head.split("|"), "cold", "seconds", "fine"]]
     results, fine = [], True
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         launcher = LocalLauncher(
@@ -241,11 +252,11 @@ def main() -> int:
             good = low <= 0 <= high and -limit <= low and high <= limit
             fine &= good
             results.append(result)
-            names = ("effect", "plain_against_plain", "own_window_against_plain", "cold")
+            names = ["effect", "cpu_time", "plain_against_plain", "own_window_against_plain"]
             counts = [str(result["launches"]), str(result["pairs"])]
             rows.append(
                 [backend, f"{result['plain_s_per_it']:.3f}", *counts]
-                + [_percent(result[name]) for name in names]
+                + [_percent(result[name]) for name in [*names, "cold"]]
                 + [f"{time.monotonic() - started:.0f}", "yes" if good else "NO"]
             )
     harness.finish("instrumentation", results, rows, arguments.output)

@@ -14,6 +14,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+Block = tuple[str, float, float]
+"""Kind, and per iteration seconds and CPU seconds."""
+
 
 def task_file(folder: Path) -> Path:
     """What the ranks are to do."""
@@ -29,6 +32,8 @@ def run_rank(folder: Path, rank: int) -> int:
     """Run one rank of a trial; the blocks come between its window and its memory probe."""
     from autotune.worker import measure, session
 
+    bind(rank)
+
     original = measure.Meter.probe
 
     def probe(meter: Any) -> None:
@@ -40,15 +45,16 @@ def run_rank(folder: Path, rank: int) -> int:
     return session.run_rank(folder, rank)
 
 
-def _alternate(
-    meter: Any, rank: int, *, seconds: float, iterations: int, seed: int
-) -> list[tuple[str, float]]:
+def _alternate(meter: Any, rank: int, *, seconds: float, iterations: int, seed: int) -> list[Block]:
     """Pairs of blocks until their time is over, on all ranks alike."""
     stepper = meter._stepper
     draw = random.Random(seed)  # the same on all ranks
-    if stepper._device.type == "cpu" and seconds:
-        _bind(rank)
-    blocks: list[tuple[str, float]] = []
+    # Python collects all generations when a quarter as much as the last such collection found has
+    # been added. The trial's last one saw little, for most was frozen: a plain loop's sees all.
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+    blocks: list[Block] = []
     spent = 0.0
     while spent < seconds:
         for kind in draw.sample("MP", 2):
@@ -56,21 +62,45 @@ def _alternate(
             stepper.exchange([0.0])
             started = time.perf_counter()
             run = _window if kind == "M" else _undisturbed
-            blocks.append((kind, run(meter, rank, iterations)))
+            blocks.append((kind, *run(meter, rank, iterations)))
             spent += time.perf_counter() - started
         spent = float(stepper.exchange([spent]).max())
     return blocks
 
 
-def _bind(rank: int) -> None:
-    """Give this process, with the threads that it has, one core of its own."""
+def bind(rank: int) -> None:
+    """Give this process, and the threads that it will start, one core of its own.
+
+    Where ranks have no device: their threads would wander between the cores.
+    """
     cores = sorted(os.sched_getaffinity(0))
-    for thread in Path("/proc/self/task").iterdir():
-        os.sched_setaffinity(int(thread.name), {cores[rank % len(cores)]})
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        os.sched_setaffinity(0, {cores[rank % len(cores)]})
 
 
-def _window(meter: Any, _rank: int, iterations: int) -> float:
-    """Seconds an iteration of a window as a trial times it."""
+class _Counted:
+    """Marks that also read this process's CPU time, at the first and at the last one."""
+
+    def __init__(self, marks: Any) -> None:
+        self._marks = marks
+        self._begun_s: float | None = None
+        self.cpu_s = 0.0
+
+    def mark(self) -> None:
+        if self._begun_s is None:
+            self._begun_s = time.process_time()
+        self._marks.mark()
+
+    def take(self) -> list[float]:
+        seconds: list[float] = self._marks.take()
+        assert self._begun_s is not None
+        self.cpu_s += time.process_time() - self._begun_s
+        self._begun_s = None
+        return seconds
+
+
+def _window(meter: Any, _rank: int, iterations: int) -> tuple[float, float]:
+    """Seconds an iteration of a window as a trial times it, and CPU seconds of this process."""
     from autotune.worker.measure import Meter
 
     rules = dataclasses.replace(
@@ -79,12 +109,15 @@ def _window(meter: Any, _rank: int, iterations: int) -> float:
     plan = dataclasses.replace(meter._plan, measuring=rules)
     device = meter._stepper._device
     again = Meter(plan, meter._stepper, meter._memory, device, meter._heart)
+    marks = _Counted(again._marks)
+    again._marks = marks
     again.measure()
-    return again.window_s / len(again.timed.mine_s)
+    count = len(again.timed.mine_s)
+    return again.window_s / count, marks.cpu_s / count
 
 
-def _undisturbed(meter: Any, rank: int, iterations: int) -> float:
-    """Seconds an iteration of a plain loop, while nobody watches.
+def _undisturbed(meter: Any, rank: int, iterations: int) -> tuple[float, float]:
+    """Seconds an iteration of a plain loop while nobody watches, and CPU seconds of this process.
 
     Python collects garbage as it does by itself, and the fork server stands still.
     """
@@ -95,9 +128,11 @@ def _undisturbed(meter: Any, rank: int, iterations: int) -> float:
     try:
         if server is not None:
             os.kill(server, signal.SIGSTOP)
-        return plain(
+        begun_s = time.process_time()
+        seconds = plain(
             stepper._engine, stepper._stream, stepper._processes, stepper._device, iterations
         )
+        return seconds, (time.process_time() - begun_s) / iterations
     finally:
         if server is not None:
             os.kill(server, signal.SIGCONT)
@@ -151,6 +186,7 @@ def plain_rank(path: Path, rank: int) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.environ |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
     cuda = plan.topology.device == "cuda"
+    bind(rank)
     device = torch.device("cuda", rank) if cuda else torch.device("cpu")
     rendezvous.init_process_group(plan, rank, folder=path)
     engine = backend_of(plan.backend).build(

@@ -25,8 +25,8 @@ RUN_IN_RANKS = {
     "autotune.data.packing", "autotune.data.stream", "autotune.data.tokenise",
     "autotune.data.tokens",
     "autotune.backends.ddp_engine", "autotune.backends.deepspeed_engine",
-    "autotune.backends.deepspeed_flattening",
-    "autotune.backends.filling", "autotune.backends.fsdp2_engine",
+    "autotune.backends.deepspeed_flattening", "autotune.backends.filling",
+    "autotune.backends.fsdp2_engine",
     "autotune.backends.numberformats",
 }  # fmt: skip
 """Modules of light packages whose whole purpose is to use torch; no other may reach them."""

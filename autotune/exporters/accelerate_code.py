@@ -192,7 +192,11 @@ def adapted(model):
     """Freeze a transformers model and add the measured adapters; returns peft's model."""
     from peft import LoraConfig, get_peft_model
 
-    return get_peft_model(model, LoraConfig(**LORA))
+    model = get_peft_model(model, LoraConfig(**LORA))
+    if USE_REENTRANT:
+        # Such a recomputation trains nothing in a layer whose input has no gradient.
+        model.enable_input_require_grads()
+    return model
 
 
 def _hold(model):

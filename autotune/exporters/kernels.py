@@ -18,6 +18,8 @@ _OPTIMIZER: Final = "adamw"
 """The knob of the optimizer's step, which every target's own file or constants say."""
 _BY_PACKAGE: Final = ("linear_attention", "convolution")
 """Knobs whose kernels the library binds by itself where their package is installed."""
+_OWN: Final = ("convolution", "fla")
+"""A kernel of such a package that the library does not take by itself."""
 _SWITCHES: Final = {"norm": "rms_norm", "rope": "rope", "mlp": "swiglu"}
 """Knob to the argument of Liger's function."""
 _LIGER: Final = "liger"
@@ -53,7 +55,10 @@ def changed(plan: Plan) -> dict[str, Any]:
     return {
         name: value
         for name, value in plan.kernels.items()
-        if name in defaults and value != defaults[name] and name not in (*_BY_PACKAGE, _OPTIMIZER)
+        if name in defaults
+        and value != defaults[name]
+        and name != _OPTIMIZER
+        and (name not in _BY_PACKAGE or (name, value) == _OWN)
     }
 
 
@@ -108,7 +113,11 @@ def _by_package(plan: Plan) -> tuple[str, ...]:
     if isinstance(plan.workload, CommandWorkload):
         return ()
     chosen = {name: plan.kernels.get(name, "torch") for name in _BY_PACKAGE}
-    said = [f"{OWNER}.{name}={value}" for name, value in chosen.items() if value != "torch"]
+    said = [
+        f"{OWNER}.{name}={value}"
+        for name, value in chosen.items()
+        if value != "torch" and (name, value) != _OWN
+    ]
     if not said:
         return ()
     return (
@@ -127,6 +136,9 @@ def _code(plan: Plan, kernels: Mapping[str, Any], about: str) -> str:
     if kernels.get("loss") == "chunked":
         imports.append("from autotune.models.kernels.chunked_labels import take_labels")
         body = "    take_labels(model)\n" + body
+    if _OWN in kernels.items():
+        imports.append("from autotune.models.kernels.convolution import take_fla")
+        body = "    take_fla(model)\n" + body
     liger = _liger(plan, kernels)
     if liger:
         function, call = liger

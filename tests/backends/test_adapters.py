@@ -85,6 +85,15 @@ def test_frozen_weights_do_not_hinder_recomputation(
     _same(_run(engine, tmp_path, {"workload.activation_checkpointing": "full"}), reference)
 
 
+@pytest.mark.parametrize("engine", ["zero3", "fsdp2"])
+def test_recomputation_by_autograd_reaches_every_adapter(
+    engine: str, reference: RankRecord, tmp_path: Path
+) -> None:
+    """Without a gradient to its input the first layer would train none of its adapters."""
+    changes = {"workload.activation_checkpointing": "full", "workload.use_reentrant": True}
+    _same(_run(engine, tmp_path, changes), reference)
+
+
 def test_the_model_begins_as_without_adapters_and_learns_less(
     reference: RankRecord, tmp_path: Path
 ) -> None:

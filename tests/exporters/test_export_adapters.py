@@ -56,6 +56,7 @@ print("SEEN" + json.dumps({{
     "formats": [formats[True], formats[False]],
     "learned": losses[-1] < losses[0],
     "checkpointing": all(layer.gradient_checkpointing for layer in model.get_decoder().layers),
+    "begun": sorted({{bool(optimizer.state[p]["exp_avg_sq"].norm() > 0) for p in trained}}),
 }}))
 torch.distributed.destroy_process_group()
 """
@@ -96,12 +97,23 @@ def test_all_weights_need_no_such_call(study: StudyBuilder, unasked: None) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("backend", "function"), [("fsdp2", "shard"), ("ddp", "as_measured")])
+@pytest.mark.parametrize(
+    ("backend", "function", "reentrant"),
+    [("fsdp2", "shard", False), ("fsdp2", "shard", True), ("ddp", "as_measured", False)],
+)
 def test_the_code_beside_a_yaml_trains_the_adapters_alone(
-    backend: str, function: str, study: StudyBuilder, unasked: None, tmp_path: Path
+    backend: str,
+    function: str,
+    reentrant: bool,
+    study: StudyBuilder,
+    unasked: None,
+    tmp_path: Path,
 ) -> None:
     pytest.importorskip("peft")
-    config = {"workload.activation_checkpointing": "full"}
+    config = {
+        "workload.activation_checkpointing": "full",
+        "workload.use_reentrant": reentrant,
+    }
     result = _to_accelerate(study, backend, config=config)
     assert any("import adapted" in note for note in result.notes)
     (tmp_path / "acc_setup.py").write_text(result.files["acc_setup.py"])
@@ -120,4 +132,5 @@ def test_the_code_beside_a_yaml_trains_the_adapters_alone(
         "formats": [["torch.float32"], ["torch.bfloat16"]],
         "learned": True,
         "checkpointing": True,
+        "begun": [True],
     }

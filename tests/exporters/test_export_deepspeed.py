@@ -103,6 +103,22 @@ def test_leaf_modules_of_experts_and_packing_are_left_to_the_trainer(
     assert result.losses == ("the cut of the global batch by tokens",)
 
 
+def test_a_convolution_that_the_library_does_not_take_by_itself_is_exported_as_code(
+    study: StudyBuilder, unasked: None
+) -> None:
+    from study_factory import CONFIG
+
+    kernels = {"kernel.linear_attention": "fla", "kernel.convolution": "fla"}
+    study.trial(measured(0.5, read_back={}), config=CONFIG | kernels)
+    result = exported(study)
+    code = result.files["ds_kernels.py"]
+    assert "from autotune.models.kernels.convolution import take_fla" in code
+    compile(code, "ds_kernels.py", "exec")
+    text = " ".join(result.notes)
+    assert "cannot be said in this file (kernel.convolution=fla)" in text
+    assert "measured with kernel.linear_attention=fla: transformers takes" in text
+
+
 def test_whole_floats_become_integers_and_nothing_is_rounded() -> None:
     """BUG-055: 2e8 on a float scale is 200000000; 15099494.4 is no size."""
     made = exactness.exact({"zero_optimization": {"reduce_bucket_size": 2e8}, "lr": 1.0}, KNOBS)

@@ -153,6 +153,14 @@ def test_what_is_bound_is_read_from_the_live_model(kernels, stand_ins):
     assert table.bound(FAMILY, module)["convolution"] not in ("torch", "fla", "causal_conv1d")
 
 
+def test_an_exports_apply_gives_a_trainers_model_fla_s_convolution(stand_ins):
+    """transformers takes causal-conv1d alone by itself."""
+    module = built({"linear_attention": "fla"})
+    assert table.bound(FAMILY, module)["convolution"] == "torch"
+    convolution.take_fla(module)
+    assert table.bound(FAMILY, module)["convolution"] == "fla"
+
+
 BIND = """
 import json, sys, torch
 from autotune.models.family import family_of

@@ -1,9 +1,10 @@
 """Searches in forked processes that end themselves with SIGKILL at their n-th change of anything.
 
 ``python killed_search.py FOLDER STEP``: each change to a trial's own folder, every third of those
-before there is a trial, and every STEP-th of the others. A change is a file opened for writing, renamed, removed or a
-folder made (the interpreter's audit events, which come before the change), or a commit to the
-database. After each kill another process resumes; one JSON line says what the study then holds.
+before there is a trial, and every STEP-th of the others. A change is a file opened for writing,
+renamed, removed or a folder made (the interpreter's audit events, which come before the change), or
+a commit to the database. After each kill another process resumes; one JSON line says what the study
+then holds.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ baseline: {micro_batch: 1}
 params:
   micro_batch: {choices: [1, 2, 4, 8]}
 """
-TRIALS = "/trials/"
+ANY_TRIAL = "/trials/"
 TRIAL = "/trials/00001"
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
@@ -137,7 +138,7 @@ def main() -> None:
     (base / "count").mkdir()
     assert in_child(count) == 0
     changes = json.loads((base / "changes.json").read_text())
-    opening = next(end for end, what in enumerate(changes, start=1) if TRIALS in what)
+    opening = next(end for end, what in enumerate(changes, start=1) if ANY_TRIAL in what)
     for end, what in enumerate(changes, start=1):
         every = min(3, step) if end < opening else step
         if end % every and TRIAL not in what:

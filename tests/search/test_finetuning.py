@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
+from pathlib import Path
 
 import pytest
 
 from autotune.backends.base import backend_of
+from autotune.cli.main import main
 from autotune.contract.plan import Topology, Workload
 from autotune.errors import EnvironmentFault, SpaceError
 from autotune.models.family import family_of
@@ -153,3 +156,44 @@ def test_another_kind_of_training_is_another_work() -> None:
         for kind in ("full", "lora", LORA, "{lora: {rank: 8, targets: [q_proj, v_proj]}}", "qlora")
     }
     assert len(digests) == 5
+
+
+SMALL = """\
+version: 1
+backend: fsdp2
+workload: {{model: qwen3-tiny, global_batch: 8, data: {{max_length: 64}}, finetune: {finetune}}}
+params: {{micro_batch: {{choices: [1, 2]}}}}
+"""
+
+
+def search(tmp_path: Path, finetune: str, *options: str) -> int:
+    file = tmp_path / "s.yaml"
+    file.write_text(SMALL.format(finetune=finetune), encoding="utf-8")
+    return main(["search", "--space", str(file), "--runs", str(tmp_path / "runs"), *options])
+
+
+def test_the_dry_run_says_what_is_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("peft")
+    assert search(tmp_path, "{lora: {rank: 4}}", "--dry-run", "--json") == 0
+    model = json.loads(capsys.readouterr().out)["model"]
+    assert (model["finetune"], model["parameters"], model["trainable"]) == (
+        *("lora", 1_049_984, 38_912),
+    )
+    assert search(tmp_path, "{lora: {rank: 4}}", "--dry-run") == 0
+    assert "1,049,984 parameters; lora trains 38,912 others" in capsys.readouterr().out
+
+
+def test_a_search_without_peft_ends_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "peft" else find(name)
+    )
+    assert search(tmp_path, "lora") == 3
+    error = capsys.readouterr().err
+    assert "lora needs peft, which is not installed" in error
+    assert "pip install peft" in error
+    assert not list(tmp_path.glob("runs/*/"))

@@ -247,10 +247,11 @@ def loss_a_fifth_off(rank: int) -> None:
 
 
 def _wrap_attention(change: Any) -> None:
-    """The library's function for attention becomes ``change`` of it."""
+    """The library's function for attention becomes ``change`` of it, under the same name."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as FUNCTIONS
 
-    FUNCTIONS["sdpa"] = change(FUNCTIONS["sdpa"])
+    original = FUNCTIONS["sdpa"]
+    FUNCTIONS["sdpa"] = functools.wraps(original)(change(original))
 
 
 def attention_runs_forward_only(rank: int) -> None:

@@ -65,12 +65,11 @@ def test_packed_computes_what_padded_does(
         assert record.measurement.read_back[name].actual == value
 
 
+@pytest.mark.parametrize("padded", ["qwen3_5-tiny"], indirect=True)
 def test_the_other_convolution_computes_the_same(
     padded: tuple[str, RankRecord], tmp_path: Path
 ) -> None:
     model, expected = padded
-    if model != "qwen3_5-tiny":
-        pytest.skip("no convolution")
     changes = packed("fsdp2", model, **{"kernel.convolution": "fla"})
     plan = make_plan("fsdp2", model_name=model, changes=changes)
     record = measured(run_trial(plan, tmp_path, fault=STAND_INS), tmp_path)[0]

@@ -158,7 +158,7 @@ def test_adapters_that_are_not_all_that_is_trained_are_refused(
     pytest.importorskip("peft")
     plan = make_plan("fsdp2", processes=1, adapters={"rank": 4})
     (record,) = _failed(plan, tmp_path, fault)
-    assert record.error.kind == kind
+    assert record.error.kind == kind, record.error.message
     assert words in record.error.message
 
 

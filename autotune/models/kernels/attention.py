@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from autotune.models.kernels.choice import (
     Choice,
-    KernelNotBoundError,
     LayerKernels,
     Machine,
     Target,
@@ -59,10 +58,8 @@ def registered_name(choice: str) -> str:
 
 
 def _bind(target: Target, choice: str) -> None:
-    """The model was made with it; here it is only looked at."""
-    found = _bound(target)
-    if found != choice and target.family.implementations(target.module).get("attention"):
-        raise KernelNotBoundError(f"attention {choice} was asked for, and the model runs {found}")
+    """Nothing is left to do: the model is made with it, and read back like the others."""
+    del target, choice
 
 
 def _bound(target: Target) -> str:

@@ -56,6 +56,23 @@ def _bind_package(file: Any) -> None:
     rebinding.bind(file, NAME, causal_conv1d_fn, call)
 
 
+def take_fla(model: Any) -> None:
+    """Let the gated delta nets of a trainer's own model run fla's convolution.
+
+    What an export's ``apply`` arranges: transformers takes only causal-conv1d by itself.
+
+    Args:
+        model: A model of transformers; others of its kind in the same process follow.
+    """
+    from autotune.models.causal_lm import modeling_of
+
+    layers = [
+        layer.linear_attn for layer in model.get_decoder().layers if hasattr(layer, "linear_attn")
+    ]
+    for file in dict.fromkeys(map(modeling_of, layers)):
+        _bind_fla(file)
+
+
 def _bind_fla(file: Any) -> None:
     from fla.modules.causal_conv1d import causal_conv1d
 
