@@ -24,11 +24,10 @@ from typing import Any
 
 import harness
 
-from autotune import registry
 from autotune.contract.folder import AttemptFolder
 from autotune.contract.outcome import Outcome
 from autotune.contract.plan import Plan, Reference
-from autotune.launchers.base import JobStatus
+from autotune.launchers.base import JobStatus, Order
 from autotune.launchers.caches import locations
 from autotune.search.judging import judge
 from autotune.search.kernel_checks import plans
@@ -265,12 +264,16 @@ def _prepared(name: str, arguments: Any, folder: Path) -> Prepared:
 
 
 def _launcher(prepared: Prepared) -> Any:
-    local: Any = registry.load("launchers", "local")
-    place = prepared.topology
     prepared.folder.path.mkdir(parents=True, exist_ok=True)
-    return local(
-        prepared.folder, place.processes, place.device, True, backends=prepared.space.backends
+    order = Order(
+        study=prepared.folder,
+        topology=prepared.topology,
+        backends=prepared.space.backends,
+        is_command=False,
+        modules=(),
+        seed=prepared.space.search.seed,
     )
+    return prepared.where.kind.launcher(order)
 
 
 def _seconds(outcome: Outcome) -> float | None:
