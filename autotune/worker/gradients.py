@@ -154,8 +154,13 @@ class GradientWatch:
         self._require_adapters()
 
     def _require_adapters(self) -> None:
-        """Check that each adapter was computed and trained: a fused kernel may pass it by."""
+        """Check that each adapter was computed and trained: a fused kernel may pass it by.
+
+        A rank whose rows were all fillers has a loss of zero, and trains nothing.
+        """
         if max((part.longest for part in self._parts), default=0) < SHORTEST:
+            return
+        if not any(part.output.reached for part in self._parts if part.kind == "loss"):
             return
         for point in self._adapters:
             if not point.reached:
