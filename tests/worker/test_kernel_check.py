@@ -7,11 +7,13 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 from support_trials import BF16, FP32, make_plan, run_trial
 
 from autotune.contract.kernels import KernelCheck
 from autotune.contract.outcome import RankRecord
 from autotune.contract.plan import Plan
+from autotune.worker import kernel_check
 
 HERE = str(Path(__file__).parent)
 
@@ -102,3 +104,12 @@ def test_a_kernel_that_crashes_leaves_its_error(tmp_path: Path) -> None:
     assert record.error is not None
     assert record.error.phase == "check"
     assert "no backward for this shape" in record.error.message
+
+
+def test_a_reference_that_is_not_finite_in_the_format_excuses_nothing() -> None:
+    truth = {"loss": torch.ones(2)}
+    broken = {"loss": torch.tensor([1.0, float("inf")])}
+    right, wrong = ({"loss": torch.tensor([1.0, value])} for value in (1.001, 2.0))
+    (one,) = kernel_check.differ(right, truth, broken, "bf16", "")
+    (other,) = kernel_check.differ(wrong, truth, broken, "bf16", "")
+    assert one.share <= 1.0 < other.share
