@@ -1,5 +1,7 @@
 """The chunked loss: the plain one's numbers, and never all logits at once."""
 
+import inspect
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -108,3 +110,15 @@ def test_a_trainers_script_has_the_mean_loss_by_its_labels():
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-7)
     halved = mine(input_ids=ids, labels=labels, num_items_in_batch=34).loss
     assert halved.item() == pytest.approx(expected.item() * 17 / 34, rel=1e-6)
+
+
+def test_a_trainer_still_sees_what_the_model_takes():
+    """It keeps those columns of a data set that the forward's signature names."""
+    from small_qwen3 import materialised, small_model
+
+    model = materialised(small_model())
+    del model.forward, model.lm_head.forward
+    wanted = list(inspect.signature(model.forward).parameters)
+    take_labels(model)
+    assert list(inspect.signature(model.forward).parameters) == wanted
+    assert {"input_ids", "labels"} <= set(wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from typing import Any
 
@@ -22,7 +23,13 @@ def take_labels(model: Any) -> None:
     Args:
         model: A causal language model of transformers, before it is sharded or wrapped.
     """
-    model.forward = types.MethodType(_model_forward, model)
+
+    # Trainers keep the columns of a data set that the forward's signature names.
+    @functools.wraps(type(model).forward)
+    def forward(model: Any, *args: Any, **named: Any) -> Any:
+        return _model_forward(model, *args, **named)
+
+    model.forward = types.MethodType(forward, model)
     model.lm_head.forward = types.MethodType(_head_forward, model.lm_head)
 
 
