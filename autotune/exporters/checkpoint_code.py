@@ -35,6 +35,9 @@ def _selective_contexts():
     from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
     keep = {getattr(torch.ops.aten, name).default for name in KEPT if hasattr(torch.ops.aten, name)}
+    flex = getattr(torch.ops.higher_order, "flex_attention", None)
+    varlen = getattr(getattr(torch.ops, "torch_attn", None), "_varlen_attn", None)
+    keep |= {flex, getattr(varlen, "default", None)} - {None}
 
     def policy(_context, function, *_arguments, **_named):
         return CheckpointPolicy.MUST_SAVE if function in keep else CheckpointPolicy.PREFER_RECOMPUTE

@@ -59,12 +59,18 @@ def test_what_no_switch_says_is_code_that_does_it(
     ds_checkpointing.enable(module)
     found = checkpointing.found(module)
     assert (found.mode, found.every, found.reentrant) == ("selective", 2, False)
+    import torch
+    import torch.nn.attention.varlen  # registers its operator
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    checkpointing._policy.cache_clear()  # it knows what was registered when it was made
     kept = ds_checkpointing._selective_contexts()[0].policy_fn
     ours = checkpointing._policy()
-    import torch
-
-    for function in (torch.ops.aten.mm.default, torch.ops.aten.silu.default):
-        assert kept(None, function) == ours(None, function)
+    aten, flex = torch.ops.aten, torch.ops.higher_order.flex_attention
+    for function in (aten.mm.default, flex, torch.ops.torch_attn._varlen_attn.default):
+        assert kept(None, function) == ours(None, function) == CheckpointPolicy.MUST_SAVE
+    silu = aten.silu.default
+    assert kept(None, silu) == ours(None, silu) == CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def make_small_model() -> Any:
