@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from autotune.contract.plan import CommandWorkload, Plan
-from autotune.knobs.kernels import KNOBS, OWNER
+from autotune.knobs.kernels import COMPILED_VARIANTS, KNOBS, OWNER
 
 _OPTIMIZER: Final = "adamw"
 """The knob of the optimizer's step, which every target's own file or constants say."""
@@ -42,6 +42,8 @@ _VARLEN: Final = """
 AttentionInterface.register(ATTN_IMPLEMENTATION, varlen_attention_forward)
 """
 _COMPILE: Final = """\
+    # Past the limit dynamo would run layers as they are, without a word.
+    torch._dynamo.config.recompile_limit = max({variants}, torch._dynamo.config.recompile_limit)
     for layer in model.get_decoder().layers:
         layer.forward = torch.compile(layer.forward, dynamic={dynamic})
 """
@@ -112,12 +114,11 @@ def notes(plan: Plan, file_name: str) -> tuple[str, ...]:
 def _by_package(plan: Plan) -> tuple[str, ...]:
     if isinstance(plan.workload, CommandWorkload):
         return ()
+    if "linear_attention" not in plan.training.model.config.get("layer_types", ()):
+        return ()
     chosen = {name: plan.kernels.get(name, "torch") for name in _BY_PACKAGE}
-    said = [
-        f"{OWNER}.{name}={value}"
-        for name, value in chosen.items()
-        if value != "torch" and (name, value) != _OWN
-    ]
+    # torch as well: the library would take a package that the production machine has.
+    said = [f"{OWNER}.{name}={value}" for name, value in chosen.items() if (name, value) != _OWN]
     if not said:
         return ()
     return (
@@ -130,9 +131,9 @@ def _code(plan: Plan, kernels: Mapping[str, Any], about: str) -> str:
     imports: list[str] = []
     body = ""
     if kernels.get("compile", "none") != "none":
-        imports.append("import torch")
+        imports.append("import torch\nimport torch._dynamo")
         static = plan.cut.distinct_shapes == 1
-        body = _COMPILE.format(dynamic=not static)
+        body = _COMPILE.format(dynamic=not static, variants=COMPILED_VARIANTS)
     if kernels.get("loss") == "chunked":
         imports.append("from autotune.models.kernels.chunked_labels import take_labels")
         body = "    take_labels(model)\n" + body

@@ -13,6 +13,9 @@ from autotune.knobs.knob import Knob
 
 OWNER: Final = "kernel"
 
+COMPILED_VARIANTS: Final = 64
+"""Compilations of one layer's code that a trial, and what is exported of it, may need."""
+
 _LIGER: Final = "liger_kernel/transformers/monkey_patch.py"
 
 KNOBS: Final[tuple[Knob, ...]] = (

@@ -116,7 +116,6 @@ def test_a_convolution_that_the_library_does_not_take_by_itself_is_exported_as_c
     compile(code, "ds_kernels.py", "exec")
     text = " ".join(result.notes)
     assert "cannot be said in this file (kernel.convolution=fla)" in text
-    assert "measured with kernel.linear_attention=fla: transformers takes" in text
 
 
 def test_whole_floats_become_integers_and_nothing_is_rounded() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 from accelerate_exports import exported
-from study_factory import StudyBuilder
+from study_factory import StudyBuilder, make_plan
+
+from autotune.knobs.kernels import COMPILED_VARIANTS
 
 KERNELS = {
     "kernel.attention": "sdpa",
@@ -90,7 +94,36 @@ def test_varlen_is_registered_by_the_code(study: StudyBuilder, unasked: None) ->
     assert "torch.compile(layer.forward, dynamic=" in code
 
 
-def test_kernels_that_packages_bring_are_named(study: StudyBuilder, unasked: None) -> None:
-    code, notes = code_of(study, linear_attention="fla", convolution="causal_conv1d")
-    assert code == ""
-    assert "kernel.linear_attention=fla, kernel.convolution=causal_conv1d" in notes
+@pytest.mark.parametrize(("linear", "convolution"), [("fla", "causal_conv1d"), ("torch", "torch")])
+def test_kernels_that_packages_bring_are_named(
+    study: StudyBuilder, unasked: None, linear: str, convolution: str
+) -> None:
+    """Torch's functions too: the library would take a package that production has."""
+    workload = make_plan().training
+    hybrid = {**workload.model.config, "layer_types": ["linear_attention", "full_attention"]}
+    model = dataclasses.replace(workload.model, config=hybrid)
+    kernels = {"kernel.linear_attention": linear, "kernel.convolution": convolution}
+    result = exported(
+        study,
+        "fsdp2",
+        config=KERNELS | kernels,
+        workload=dataclasses.replace(workload, model=model),
+    )
+    assert not [name for name in result.files if name.endswith("_kernels.py")]
+    said = f"kernel.linear_attention={linear}, kernel.convolution={convolution}"
+    assert any(said in note for note in result.notes)
+
+
+def test_compiled_layers_have_the_trials_limit_of_variants(
+    study: StudyBuilder, unasked: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Past dynamo's own limit of eight, layers would run as they are without a word."""
+    import torch._dynamo
+
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
+    code, _ = code_of(study, compile="layer")
+    names: dict[str, Any] = {}
+    exec(compile(code, "acc_kernels.py", "exec"), names)
+    layers: list[Any] = []
+    names["apply"](types.SimpleNamespace(get_decoder=lambda: types.SimpleNamespace(layers=layers)))
+    assert torch._dynamo.config.recompile_limit == COMPILED_VARIANTS

@@ -16,6 +16,7 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+from autotune.knobs.kernels import COMPILED_VARIANTS
 from autotune.models.kernels.choice import Choice, LayerKernels, Target, no_compiler
 
 if TYPE_CHECKING:
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
 
 _ORIGINAL: Final = "_torchdynamo_orig_callable"
 """What dynamo leaves on a compiled function (``torch/_dynamo/eval_frame.py``)."""
-
-
-VARIANTS: Final = 64
-"""Compilations of one layer's code that a trial may need."""
 
 
 def _bind(target: Target, choice: str) -> None:
@@ -37,7 +34,7 @@ def _bind(target: Target, choice: str) -> None:
 
     # Layer kinds, with and without mask, gradients and a second row: eight variants, torch's limit,
     # are soon there, and beyond it layers would run as they are without a word.
-    settings.recompile_limit = max(VARIANTS, settings.recompile_limit)
+    settings.recompile_limit = max(COMPILED_VARIANTS, settings.recompile_limit)
     settings.fail_on_recompile_limit_hit = True
     for layer in target.family.layers(target.module):
         inside: Any = layer
