@@ -28,7 +28,6 @@ def machine_of(workload: Workload, topology: Topology, devices: Devices) -> Mach
         device=topology.device,
         capability=min(known, default=None),
         compute=workload.precision.compute,
-        model_type=workload.model.family,
     )
 
 

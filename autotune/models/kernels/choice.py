@@ -33,8 +33,6 @@ class Machine:
     """Compute capability of the weakest device; ``None`` without one, or where it is not known."""
     compute: str = "fp32"
     """Format of the activations: ``fp32`` or ``bf16``."""
-    model_type: str = ""
-    """The model family's name."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,13 +80,11 @@ class LayerKernels:
     """Bind a choice, by name."""
     bound: Callable[[Target], str]
     """The name of the choice that the live modules run; otherwise what they run, in words."""
-    compared_with: str = ""
-    """The choice that the others must agree with; empty: the first one."""
 
     @property
     def reference(self) -> str:
         """The choice that the others must agree with."""
-        return self.compared_with or self.choices[0].name
+        return self.choices[0].name
 
     def choice(self, name: str) -> Choice:
         """Return the choice called ``name``.
