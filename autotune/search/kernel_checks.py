@@ -195,6 +195,7 @@ def _digest(prepared: Prepared, plan: Plan) -> str:
             "row": schedule.worst_case.length if schedule.batching == "packed" else None,
             "static": schedule.distinct_shapes == 1,
             "kernel": {name: plan.config[name] for name in plan.verify},
+            "beside": {name: plan.kernels[name] for name in references()},
         }
     )
 

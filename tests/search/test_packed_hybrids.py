@@ -73,3 +73,17 @@ def test_unsaid_the_knobs_have_what_the_library_binds(bench: Bench, gpu_host: No
     space = SPACE.replace(", kernel.linear_attention: torch, kernel.convolution: torch", "")
     bench.search(lambda plan: Act(), space=space, trials=1, anchors=False)
     assert launched(bench) == {("padded", "fla", "causal_conv1d")}
+
+
+def test_a_verdict_holds_only_beside_the_kernels_that_it_ran_with(
+    bench: Bench, gpu_host: None
+) -> None:
+    """Packed, fla's recurrence is compared beside a convolution, which may be what was wrong."""
+    bench.search(lambda plan: Act(), space=SPACE, trials=2)
+    other = SPACE.replace("[torch, causal_conv1d, fla]", "[torch, fla]")
+    bench.search(lambda plan: Act(), space=other, trials=4)
+    assert bench.launcher is not None
+    again = [
+        (plan.verify[0], plan.config["kernel.convolution"]) for plan in bench.launcher.kernel_plans
+    ]
+    assert again == [("kernel.linear_attention", "fla")]
