@@ -201,8 +201,8 @@ def test_the_library_does_not_decide_what_is_bound():
     ]
 
 
-HOPPER = Machine(device="cuda", capability=(9, 0), compute="bf16", model_type="qwen3_5")
-AMPERE = Machine(device="cuda", capability=(8, 0), compute="bf16", model_type="qwen3_5")
+HOPPER = Machine(device="cuda", capability=(9, 0), compute="bf16")
+AMPERE = Machine(device="cuda", capability=(8, 0), compute="bf16")
 
 
 @pytest.mark.parametrize(
