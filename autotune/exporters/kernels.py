@@ -45,7 +45,14 @@ _COMPILE: Final = """\
     # Past the limit dynamo would run layers as they are, without a word.
     torch._dynamo.config.recompile_limit = max({variants}, torch._dynamo.config.recompile_limit)
     for layer in model.get_decoder().layers:
-        layer.forward = torch.compile(layer.forward, dynamic={dynamic})
+        forward = types.MethodType(_forward, layer)
+        layer.forward = torch.compile(forward, dynamic={dynamic})
+"""
+_FORWARD: Final = """
+
+def _forward(layer, *args, **named):
+    # FSDP2 gives the layer another class, and only that one's forward checkpoints activations.
+    return type(layer).forward(layer, *args, **named)
 """
 
 
@@ -129,11 +136,12 @@ def _by_package(plan: Plan) -> tuple[str, ...]:
 
 def _code(plan: Plan, kernels: Mapping[str, Any], about: str) -> str:
     imports: list[str] = []
-    body = ""
+    body = after = ""
     if kernels.get("compile", "none") != "none":
-        imports.append("import torch\nimport torch._dynamo")
+        imports.append("import types\n\nimport torch\nimport torch._dynamo")
         static = plan.cut.distinct_shapes == 1
         body = _COMPILE.format(dynamic=not static, variants=COMPILED_VARIANTS)
+        after = _FORWARD
     if kernels.get("loss") == "chunked":
         imports.append("from autotune.models.kernels.chunked_labels import take_labels")
         body = "    take_labels(model)\n" + body
@@ -146,14 +154,13 @@ def _code(plan: Plan, kernels: Mapping[str, Any], about: str) -> str:
         imports.append(f"from liger_kernel.transformers import {function}")
         body = call + body
     attention = str(plan.kernels.get("attention", "sdpa"))
-    after = ""
     attention = _REGISTERED.get(attention, attention)
     if attention == "varlen":
         imports += [
             "from transformers import AttentionInterface",
             "from autotune.models.kernels.varlen import varlen_attention_forward",
         ]
-        attention, after = "autotune_varlen", _VARLEN
+        attention, after = "autotune_varlen", after + _VARLEN
     text = _HEAD.format(
         about=about,
         imports="\n".join([*imports, ""]) + ("\n" if imports else ""),

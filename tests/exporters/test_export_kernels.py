@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch._dynamo
 from accelerate_exports import exported
 from study_factory import StudyBuilder, make_plan
 
@@ -91,7 +93,7 @@ def test_varlen_is_registered_by_the_code(study: StudyBuilder, unasked: None) ->
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     assert "autotune_varlen" in ALL_ATTENTION_FUNCTIONS
-    assert "torch.compile(layer.forward, dynamic=" in code
+    assert "torch.compile(forward, dynamic=" in code
 
 
 @pytest.mark.parametrize(("linear", "convolution"), [("fla", "causal_conv1d"), ("torch", "torch")])
@@ -115,15 +117,45 @@ def test_kernels_that_packages_bring_are_named(
 
 
 def test_compiled_layers_have_the_trials_limit_of_variants(
-    study: StudyBuilder, unasked: None, monkeypatch: pytest.MonkeyPatch
+    study: StudyBuilder, unasked: None
 ) -> None:
     """Past dynamo's own limit of eight, layers would run as they are without a word."""
-    import torch._dynamo
-
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
     code, _ = code_of(study, compile="layer")
     names: dict[str, Any] = {}
     exec(compile(code, "acc_kernels.py", "exec"), names)
-    layers: list[Any] = []
-    names["apply"](types.SimpleNamespace(get_decoder=lambda: types.SimpleNamespace(layers=layers)))
-    assert torch._dynamo.config.recompile_limit == COMPILED_VARIANTS
+    with torch._dynamo.config.patch(recompile_limit=8):
+        names["apply"](decoder_of())
+        assert torch._dynamo.config.recompile_limit == COMPILED_VARIANTS
+
+
+def test_compiled_layers_run_the_forward_of_the_class_that_fsdp2_gives_them(
+    study: StudyBuilder, unasked: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers 5.24 checkpoints in the outermost class's forward alone."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    class Layer(GradientCheckpointingLayer):
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            return hidden * hidden
+
+    code, _ = code_of(study, compile="layer")
+    names: dict[str, Any] = {}
+    exec(compile(code, "acc_kernels.py", "exec"), names)
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
+    layer, recomputed = Layer(), []
+    names["apply"](decoder_of(layer))
+    layer.__class__ = type("FSDPLayer", (Layer,), {})
+    layer.gradient_checkpointing = True
+
+    def checkpoint(function: Any, *args: Any, **named: Any) -> Any:
+        recomputed.append(function)
+        return function(*args, **named)
+
+    layer._gradient_checkpointing_func = checkpoint
+    layer(torch.ones(2, requires_grad=True))
+    assert len(recomputed) == 1
+
+
+def decoder_of(*layers: Any) -> Any:
+    decoder = types.SimpleNamespace(layers=list(layers))
+    return types.SimpleNamespace(get_decoder=lambda: decoder)
