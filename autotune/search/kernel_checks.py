@@ -212,10 +212,11 @@ def _keep(folder: StudyFolder, digest: str, verdict: KernelVerdict) -> None:
 
 
 def _refuse_stated(space: SearchSpace, knob: str, reasons: dict[Any, str]) -> None:
-    """What the user has fixed, or runs today, cannot be left out."""
-    value = space.fixed.get(knob, space.baseline.get(knob))
+    """What is fixed, or run today, cannot be left out; unsaid, that is what the library binds."""
+    value, name = space.baseline_config().values[knob], knob.partition(".")[2]
     if value in reasons:
         raise space.place_of_value(knob).error(
-            f"{knob.partition('.')[2]} {label(value)} cannot be: {reasons[value]}",
-            hint="choose another kernel, or see the log in the study's folder",
+            f"{name} {label(value)} cannot be: {reasons[value]}",
+            hint=f"state another kernel, such as {knob}: {references()[name]} under baseline, or "
+            "see the log in the study's folder",
         )

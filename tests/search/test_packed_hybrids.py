@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 from scripted import Act, Bench
@@ -87,3 +88,21 @@ def test_a_verdict_holds_only_beside_the_kernels_that_it_ran_with(
         (plan.verify[0], plan.config["kernel.convolution"]) for plan in bench.launcher.kernel_plans
     ]
     assert again == [("kernel.linear_attention", "fla")]
+
+
+def test_a_wrong_kernel_that_the_library_binds_by_itself_is_no_baseline(
+    bench: Bench, gpu_host: None
+) -> None:
+    """Left out of the choices alone, it would be what all others are compared with."""
+
+    def prepare(launcher: Any) -> None:
+        launcher.kernel_script = lambda plan: Act(
+            kernel_error=0.5 if plan.verify == ("kernel.linear_attention",) else 1e-6
+        )
+
+    space = SPACE.replace(", kernel.linear_attention: torch, kernel.convolution: torch", "")
+    with pytest.raises(InputError, match=r"linear_attention fla cannot be: its gradient") as caught:
+        bench.search(lambda plan: Act(), space=space, trials=2, prepare=prepare)
+    assert "kernel.linear_attention: torch under baseline" in str(caught.value.hint)
+    assert bench.launcher is not None
+    assert bench.launcher.plans == []
