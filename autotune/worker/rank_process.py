@@ -44,29 +44,21 @@ def rank_environment(run: Run, rank: int, listener: socket.socket) -> dict[str, 
     return environment
 
 
-def leave_server(server: int, release: Callable[[], None]) -> None:
-    """Make a freshly forked process one of its own: it has no part in the server any more.
-
-    Args:
-        server: Pid of the fork server, which this process must not outlive.
-        release: Closes what belongs to the server alone.
-    """
-    processes.die_with_parent(server)
-    _default_signals()
-    release()
-
-
-def become_rank(run: Run, rank: int, listener: socket.socket) -> NoReturn:
-    """Turn a process that has left the server into a rank, run it, and end. Never returns.
+def become_rank(
+    run: Run, rank: int, *, server: int, listener: socket.socket, release: Callable[[], None]
+) -> NoReturn:
+    """Turn a freshly forked process into a rank, run it, and end. Never returns.
 
     Args:
         run: The command.
         rank: Which of its ranks.
+        server: Pid of the fork server, which this process must not outlive.
         listener: The rendezvous socket; only rank 0 keeps it.
+        release: Closes what belongs to the server alone.
     """
     code = 1
     try:
-        _dress(run, rank, listener)
+        _detach(run, rank, server, listener, release)
         code = call_entry(run.entry, Path(run.folder), rank)
     except SystemExit as end:
         code = _exit_code(end)
@@ -80,10 +72,12 @@ def become_rank(run: Run, rank: int, listener: socket.socket) -> NoReturn:
         os._exit(code & 0xFF)
 
 
-def exec_rank(run: Run, rank: int, listener: socket.socket) -> NoReturn:
+def exec_rank(
+    run: Run, rank: int, *, server: int, listener: socket.socket, release: Callable[[], None]
+) -> NoReturn:
     """As :func:`become_rank`, but a fresh interpreter runs the module ``run.entry``."""
     try:
-        _dress(run, rank, listener)
+        _detach(run, rank, server, listener, release)
         if rank == 0:
             os.set_inheritable(listener.fileno(), True)
         arguments = [sys.executable, "-P", "-X", "faulthandler", "-m", run.entry]
@@ -103,7 +97,12 @@ def call_entry(entry: str, folder: Path, rank: int) -> int:
     return int(getattr(importlib.import_module(module), function)(folder, rank))
 
 
-def _dress(run: Run, rank: int, listener: socket.socket) -> None:
+def _detach(
+    run: Run, rank: int, server: int, listener: socket.socket, release: Callable[[], None]
+) -> None:
+    processes.die_with_parent(server)
+    _default_signals()
+    release()
     environment = rank_environment(run, rank, listener)
     if rank != 0:
         listener.close()

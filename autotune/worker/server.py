@@ -10,7 +10,6 @@ Rules that keep a forked rank as sound as a fresh process:
   before each fork (a child of a process with threads can hang on their locks). Where an import
   leaves a thread all the same, the server says so and its launcher starts ranks cold;
 - no device is touched: checked after the imports;
-- the ranks of the next trial are forked when one has ended, and wait for it;
 - all ranks of a trial are one process group, are killed by the kernel if the server dies, and
   are swept up after the trial with whatever they started.
 
@@ -48,7 +47,6 @@ from autotune.contract.protocol import (
 )
 from autotune.errors import RecordError
 from autotune.worker import preload, rank_process
-from autotune.worker.reserve import Reserve
 from autotune.worker.supervision import Trial
 
 TICK_S: Final = 0.2
@@ -68,7 +66,6 @@ class Server:
         self._become = rank_process.exec_rank if cold else rank_process.become_rank
         self._lines = protocol.Lines()
         self._trials: dict[str, Trial] = {}
-        self._reserve: Reserve | None = None
         self._must_end = False
         self._wake_read, self._wake_write = socket.socketpair()
         for end in (self._wake_read, self._wake_write):
@@ -146,29 +143,46 @@ class Server:
             raise ForkError(f"{run.job!r} is no job id")
         if run.job in self._trials or run.processes < 1:
             raise ForkError(f"job {run.job} cannot be started")
-        pids = self._forked(run.processes).start(run)
+        pids = self._fork_all(run)
         folder = AttemptFolder(Path(run.folder))
         self._trials[run.job] = Trial(run, folder, pids, time.monotonic())
         self.send(Started(job=run.job, pids=pids, pgid=pids[0]))
 
-    def _forked(self, count: int) -> Reserve:
-        """Return ``count`` processes: those that wait already, else fresh ones."""
-        waiting, self._reserve = self._reserve, None
-        if waiting is not None:
-            if waiting.serves(count):
-                return waiting
-            waiting.dismiss()
-        try:
-            return Reserve(count, self._become, self._release)
-        except OSError as error:
-            raise ForkError(f"the ranks could not be forked: {error}") from error
+    def _fork_all(self, run: Run) -> tuple[int, ...]:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()  # or each rank would write what is buffered once more
+        pids: list[int] = []
+        with socket.create_server((rank_process.LOOPBACK, 0), backlog=1024) as listener:
+            try:
+                for rank in range(run.processes):
+                    pids.append(self._fork(run, rank, listener, group=pids[0] if pids else 0))
+            except OSError as error:
+                for pid in pids:
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+                raise ForkError(f"the ranks could not be forked: {error}") from error
+        return tuple(pids)
 
-    def _prepare_next(self, count: int) -> None:
-        """Fork the ranks of the next trial, which has as many as the last one, ahead of it."""
-        if self._cold or self._trials or self._must_end or preload.why_no_fork() is not None:
-            return
-        with contextlib.suppress(ForkError):  # the next trial tries again, and says so
-            self._reserve = self._forked(count)
+    def _fork(self, run: Run, rank: int, listener: socket.socket, *, group: int) -> int:
+        server = os.getpid()
+        # Until the rank has its own handlers, a signal to it must not run the server's.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGCHLD))
+        try:
+            pid = os.fork()
+        except OSError:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            raise
+        if pid == 0:
+            try:
+                os.setpgid(0, group)
+                self._become(run, rank, server=server, listener=listener, release=self._release)
+            finally:
+                os._exit(1)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        # Both sides set the group: whichever comes second finds it done.
+        with contextlib.suppress(PermissionError, ProcessLookupError):
+            os.setpgid(pid, group or pid)
+        return pid
 
     def _release(self) -> None:
         """In a rank: close what belongs to the server alone."""
@@ -183,7 +197,6 @@ class Server:
             self._send_all(trial.tick(now))
             if trial.has_ended:
                 self._finish(job)
-                self._prepare_next(len(trial.pids))
 
     def _finish(self, job: str) -> None:
         trial = self._trials.pop(job)
@@ -197,8 +210,6 @@ class Server:
             trial.signal_group(signal.SIGKILL)
         for job in list(self._trials):
             self._finish(job)
-        if self._reserve is not None:
-            self._reserve.dismiss()
 
     def _note_sigterm(self, *_: object) -> None:
         # Only noted: the loop wakes up, and a sweep that is under way is not interrupted.

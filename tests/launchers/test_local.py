@@ -111,9 +111,8 @@ def test_a_rank_that_left_its_process_group_is_ended_too(bench):
     # Not rank 0, which leads the group: a leader cannot leave it.
     job, folder = bench.submit(["sleep", 600], ["leave_group"])
     wait_for(lambda: (folder.path / "left-group").exists(), "the rank's own session")
-    pids = rank_pids(folder)
     bench.launcher.cancel(job)
-    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert not any(psutil.pid_exists(pid) for pid in rank_pids(folder))
 
 
 def test_a_trial_without_heartbeat_is_in_its_launch_phase(bench):
