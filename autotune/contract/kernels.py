@@ -45,5 +45,7 @@ class KernelVerdict:
     """Why it may not; empty where it may."""
     check: KernelCheck | None
     """``None`` where the comparison itself failed, crashed or hung."""
+    driver: str | None = None
+    """Of the GPU; ``None`` without one."""
     folder: str
     """Of its launch, within the study's folder."""

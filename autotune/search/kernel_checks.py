@@ -58,7 +58,7 @@ def with_right_kernels(prepared: Prepared, runner: Runner, events: EventSink) ->
             if not launched:
                 events(Message(text="kernels are compared with their references"))
             launched += 1
-            verdict = _launch(prepared.folder, plan, runner)
+            verdict = _launch(prepared, plan, runner)
             _keep(prepared.folder, digest, verdict)
         if verdict.reason:
             gone.setdefault(full_name(layer), {})[choice] = verdict.reason
@@ -159,8 +159,8 @@ def _tuned(space: SearchSpace, knob: str) -> list[Any]:
     return found
 
 
-def _launch(folder: StudyFolder, plan: Plan, runner: Runner) -> KernelVerdict:
-    attempt = 0
+def _launch(prepared: Prepared, plan: Plan, runner: Runner) -> KernelVerdict:
+    folder, attempt = prepared.folder, 0
     while folder.attempt("kernel", plan.number, attempt).path.exists():
         attempt += 1
     where = folder.attempt("kernel", plan.number, attempt)
@@ -171,6 +171,7 @@ def _launch(folder: StudyFolder, plan: Plan, runner: Runner) -> KernelVerdict:
         choice=str(plan.config[knob]),
         reason=_reason(found),
         check=found if isinstance(found, KernelCheck) else None,
+        driver=prepared.environment["driver"],
         folder=str(where.path.relative_to(folder.path)),
     )
 

@@ -69,9 +69,10 @@ def test_a_choice_that_cannot_run_says_why_and_what_to_do(knob, choice, machine,
 
 def test_without_a_compiler_nothing_is_compiled(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    for knob, choice in (("compile", "layer"), ("attention", "flex_attention")):
-        found = unavailable(table.of_knob(knob).choice(choice), Machine(device="cpu"))
-        assert "no C++ compiler" in found
+    compiled = table.of_knob("compile").choice("layer")
+    assert "no C++ compiler" in unavailable(compiled, Machine(device="cpu"))
+    for choice in (compiled, table.of_knob("attention").choice("flex_attention")):
+        assert "triton is not installed" in unavailable(choice, GPU)
 
 
 # Of torch's own compiler, when it is first imported.
