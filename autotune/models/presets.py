@@ -17,7 +17,7 @@ Sources:
   NVIDIA-NeMo/Megatron-Bridge, ``src/megatron/bridge/models/qwen/qwen_provider.py``. 0.6B, 1.7B
   and 4B tie their embeddings, the others do not (Qwen3 technical report, arXiv 2505.09388).
 - ``qwen3_5-*b``: ``text_config`` of the ``config.json`` of Qwen/Qwen3.5-0.8B … Qwen3.5-27B, the
-  dense ones; the same dimensions in pytorch/torchtitan, ``torchtitan/models/qwen3_5/__init__.py``,
+  dense ones; the same dimensions in pytorch/torchtitan, ``torchtitan/models/qwen3_5/flavors.py``,
   and 9B's as defaults of transformers, ``models/qwen3_5/configuration_qwen3_5.py``. 0.8B, 2B and
   4B tie their embeddings. The vision part and the head that predicts further tokens are not
   trained here, so they are not counted.
