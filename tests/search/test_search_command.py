@@ -54,11 +54,13 @@ def test_a_hybrid_without_boundary_aware_kernels_is_not_packed(
     hybrid = [*arguments, "--set", "workload.model=qwen3_5-tiny"]
     assert main(hybrid) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "batching: 'packed' is left out: linear attention and its convolution" in text
+    assert "batching: 'packed' is left out: a hybrid model needs kernels" in text
     # BUG-060: where the hidden size was found is said.
     assert "hidden size 128 is text_config.hidden_size of its config" in text
     assert main([*hybrid, "--set", "baseline.batching=packed"]) == 2
-    assert "batching packed cannot be: linear attention" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "batching packed cannot be: a hybrid model needs kernels" in said
+    assert "linear attention by torch takes no sequence boundaries" in said
 
 
 def test_dry_run_json_is_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

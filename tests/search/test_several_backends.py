@@ -79,7 +79,7 @@ def test_the_fastest_engine_is_found_and_knobs_stay_with_their_owner(bench: Benc
         prefetch = "zero3.stage3_prefetch_bucket_size" in params
         assert prefetch == (params.get("zero3.overlap_comm") is True)
         owners = {name.partition(".")[0] for name in trial.header.config}
-        assert owners == {backend, "workload"}
+        assert owners == {backend, "workload", "kernel"}
         assert not (params.get("ddp.static_graph") and params["micro_batch"] != 8)
     assert bench.launcher is not None
     for plan in bench.launcher.plans:
