@@ -17,6 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 from adapted import adapters, filled
 from small_qwen3 import small_model
 
+pytest.importorskip("peft")
+
 
 def watched(*, labels: bool, cut_off: bool = False) -> GradientWatch:
     """One forward and backward of a row of eight tokens."""
