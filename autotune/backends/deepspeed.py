@@ -128,12 +128,6 @@ class DeepSpeedBackend:
                 reason="stage3_module_granularity_threshold above 0 needs a device: without one "
                 "the engine fails while it builds",
             )
-        if config.get(_COMPILE, "none") != "none" and self.stage(config) == 3:
-            return Refusal(
-                about=_COMPILE,
-                reason="ZeRO-3 gathers weights by hooks inside every layer, so torch.compile finds "
-                "no layer to compile as a whole and makes a graph of each piece",
-            )
         group = config.get(f"{self.name}.zero_hpz_partition_size") or 1
         if topology.processes % group and self.stage(config) == 3:
             return Refusal(
