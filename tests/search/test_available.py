@@ -52,6 +52,16 @@ def test_a_file_that_fixes_them_serves_both_machines():
     available.available(space.on(CPU), CPU)
 
 
+def test_what_an_engine_would_do_without_a_device_is_refused_there():
+    space = space_of(
+        "zero3",
+        "micro_batch: {choices: [1, 2]}",
+        rest="fixed: {zero_quantized_weights: true}\nsearch: {allow: [zero_quantized_weights]}\n",
+    )
+    with pytest.raises(InputError, match="zero_quantized_weights True cannot be here: it needs a"):
+        available.available(space.on(CPU), CPU)
+
+
 def test_a_method_that_torch_lacks_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(available, "_fsdp_methods", lambda: frozenset({"set_unshard_in_backward"}))
     space = space_of(
