@@ -137,7 +137,7 @@ def outcomes(result: SearchResult) -> list[tuple[str, float | None]]:
     ]
 
 
-def test_a_search_that_is_resumed_plays_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+def test_a_search_that_is_resumed_plays_on_from_its_table(tmp_path: Path) -> None:
     unbroken = search(tmp_path / "unbroken", trials=9)
     search(tmp_path / "resumed", trials=4)
     resumed = search(tmp_path / "resumed", trials=9, launcher=None)
