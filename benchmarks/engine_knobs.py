@@ -108,7 +108,6 @@ SLOW: dict[str, tuple[dict[str, Any], ...]] = {
     "zero3": (
         {"zero3.deepcompile": True},
         {"zero3.zero_quantized_weights": True},
-        {"zero3.zero_quantized_gradients": True},
     ),
 }
 OTHER_MODEL = {"fsdp2.wrap_embeddings"}

@@ -142,9 +142,23 @@ class DeepSpeedBackend:
                 "no layer to compile as a whole and makes a graph of each piece",
             )
         return (
-            recompute.refused(config, workload)
+            self._refused_quantised_gradients(config, topology)
+            or recompute.refused(config, workload)
             or _refused_precision(workload.precision)
             or adapters.refused_quantized(workload)
+        )
+
+    def _refused_quantised_gradients(
+        self, config: Mapping[str, Any], topology: Topology
+    ) -> Refusal | None:
+        """Without a second node the engine passes the setting by (``__avg_scatter_grads``)."""
+        name = f"{self.name}.zero_quantized_gradients"
+        if topology.nodes > 1 or not config.get(name) or self.stage(config) != 3:
+            return None
+        return Refusal(
+            about=name,
+            reason="zero_quantized_gradients changes nothing on one node: ZeRO-3 quantises "
+            "gradients only where they go from node to node",
         )
 
     def stage(self, config: Mapping[str, Any]) -> int:
