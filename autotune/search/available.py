@@ -68,7 +68,8 @@ def _without(space: SearchSpace, param: Param, topology: Topology) -> SearchSpac
 
 
 def _is_dead_without_device(knob: Knob, topology: Topology) -> bool:
-    return topology.device == "cpu" and knob.dead_when == "device == 'cpu'"
+    # Of DeepSpeed's knobs with a stage to choose it is one of several conditions.
+    return topology.device == "cpu" and "device == 'cpu'" in (knob.dead_when or "")
 
 
 def _missing(need: Need, topology: Topology) -> str | None:

@@ -43,6 +43,12 @@ def test_settings_of_a_device_are_not_tuned_without_one():
     assert left.resolve({"micro_batch": 2}).key == plain.resolve({"micro_batch": 2}).key
 
 
+@pytest.mark.parametrize("backend", ["zero3", "deepspeed"])
+def test_a_file_that_fixes_deepcompile_serves_both_machines(backend: str):
+    space = space_of(backend, "micro_batch: {choices: [1, 2]}", rest="fixed: {deepcompile: true}\n")
+    available.available(space.on(CPU), CPU)
+
+
 def test_a_file_that_fixes_them_serves_both_machines():
     space = space_of(
         "fsdp2",
