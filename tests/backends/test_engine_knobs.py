@@ -98,6 +98,29 @@ def test_each_is_in_effect_and_computes_the_same(
     _agrees(_run(backend, changes, tmp_path, tied=tied), expected)
 
 
+@pytest.mark.parametrize(
+    ("backend", "dead"),
+    [
+        (
+            "fsdp2",
+            {
+                "fsdp2.reshard_after_forward": False,
+                "fsdp2.keep_last_unit": True,
+                "fsdp2.unshard_in_backward": False,
+            },
+        ),
+        ("zero3", {"zero3.deepcompile": True}),
+    ],
+)
+def test_what_is_dead_is_not_read_back_as_a_difference(
+    backend: str, dead: dict[str, Any], tmp_path: Path
+) -> None:
+    plan = make_plan(backend, changes=dead, verify=(), processes=1)
+    (record,) = measured(run_trial(plan, tmp_path), tmp_path)
+    back = record.measurement.read_back
+    assert all(back[name].in_effect for name in dead if name in back)
+
+
 def test_weights_that_stay_between_micro_steps_are_gathered_once_an_iteration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
