@@ -203,7 +203,7 @@ def one_trial(number: int, runner: Runner, recorder: StudyRecorder, planner: Pla
 
 def leftovers(study: Path, number: int) -> list[int]:
     """Processes of the trial that still live: by their marker, and by what the ranks wrote down."""
-    # The server, and what it holds ready for the next trial, carry no job.
+    # Servers carry no job.
     of_study = processes.find_of_study(processes.mark_of(study))
     found = {pid for pid in of_study if "-" not in (processes.marker_of(pid) or "-")}
     for file in study.glob(f"trials/{number:05d}/attempt-*/grandchildren.json"):

@@ -178,7 +178,7 @@ class Bench:
     def left(self) -> dict[str, Any]:
         """Processes of trials, and shared memory, that should be gone."""
         mark = processes.mark_of(self.prepared.folder.path)
-        # The server, and what it holds ready for the next trial, carry no job.
+        # Servers carry no job.
         found = [pid for pid in processes.find_of_study(mark) if "-" not in marker(pid)]
         return {
             "processes": sorted(found),

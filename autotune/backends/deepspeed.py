@@ -130,12 +130,6 @@ class DeepSpeedBackend:
                 reason="stage3_module_granularity_threshold above 0 needs a device: without one "
                 "the engine fails while it builds",
             )
-        if config.get(_COMPILE, "none") != "none" and self.stage(config) == 3:
-            return Refusal(
-                about=_COMPILE,
-                reason="ZeRO-3 gathers weights by hooks inside every layer, so torch.compile finds "
-                "no layer to compile as a whole and makes a graph of each piece",
-            )
         group = config.get(f"{self.name}.zero_hpz_partition_size") or 1
         if topology.processes % group and self.stage(config) == 3:
             return Refusal(
@@ -150,9 +144,23 @@ class DeepSpeedBackend:
                 "no layer to compile as a whole and makes a graph of each piece",
             )
         return (
-            recompute.refused(config, workload)
+            self._refused_quantised_gradients(config, topology)
+            or recompute.refused(config, workload)
             or _refused_precision(workload.precision)
             or adapters.refused_quantized(workload)
+        )
+
+    def _refused_quantised_gradients(
+        self, config: Mapping[str, Any], topology: Topology
+    ) -> Refusal | None:
+        """Without a second node the engine passes the setting by (``__avg_scatter_grads``)."""
+        name = f"{self.name}.zero_quantized_gradients"
+        if topology.nodes > 1 or not config.get(name) or self.stage(config) != 3:
+            return None
+        return Refusal(
+            about=name,
+            reason="zero_quantized_gradients changes nothing on one node: ZeRO-3 quantises "
+            "gradients only where they go from node to node",
         )
 
     def stage(self, config: Mapping[str, Any]) -> int:

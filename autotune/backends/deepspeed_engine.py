@@ -106,8 +106,9 @@ class DeepSpeedEngine:
                     self._engine.optimizer.all2all_process_group is not None,
                     "live",
                 ),
-                "deepcompile": (bool(self._engine.is_deepcompile_active()), "live"),
             }
+            if self._plan.topology.device == "cuda":  # without a device it is dead
+                found["deepcompile"] = (bool(self._engine.is_deepcompile_active()), "live")
             linear = torch.nn.functional.linear.__module__.startswith("deepspeed.")
             found["memory_efficient_linear"] = (linear, "effect")
         named = {f"{owner}.{key}": value for key, value in found.items()}
@@ -226,7 +227,7 @@ def build(config: dict[str, Any], plan: Plan, rank: RankContext) -> DeepSpeedEng
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     with _refusals(), deepspeed_flattening.on_device():
         engine, *_ = deepspeed.initialize(model=module, model_parameters=trained, config=config)
-        if config.get("compile", {}).get("deepcompile"):
+        if config.get("compile", {}).get("deepcompile") and rank.device.type == "cuda":
             engine.compile()
     return DeepSpeedEngine(engine, init, plan, leaves)
 

@@ -85,19 +85,22 @@ class Fsdp2Engine:
     def read_back(self) -> Mapping[str, tuple[Any, ReadBackLevel]]:
         groups = self._all_groups()
         reshard, keeps_last = fsdp2_state.reshard(self._units)
-        own = groups_of(self._embedding) if self._embeddings_wrapped() else groups
         found = {
             "reshard_after_forward": reshard,
-            "keep_last_unit": keeps_last,
             "layers_per_unit": self._layers_per_unit(),
             "wrap_embeddings": self._embeddings_wrapped(),
             "forward_prefetch": fsdp2_state.forward_depth(
                 [self._module, *(unit[0] for unit in self._units)]
             ),
             "backward_prefetch": fsdp2_state.backward_depth(self._units),
-            "unshard_in_backward": fsdp2_state.flag(own, "unshard_in_backward", True),
             **fsdp2_settings.read_communication(groups),
         }
+        # What is dead in this configuration is not there to be read.
+        if reshard is not False:
+            found["keep_last_unit"] = keeps_last
+        if self._embeddings_wrapped():
+            own = groups_of(self._embedding)
+            found["unshard_in_backward"] = fsdp2_state.flag(own, "unshard_in_backward", True)
         # What a micro-step switches is seen by preparing for one and going back.
         fsdp2_settings.before_backward(self._module, self._knobs, last=False)
         found |= fsdp2_settings.read_micro_step(groups)

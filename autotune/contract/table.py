@@ -141,7 +141,7 @@ class Table:
 
         It is found by its canonical key. Where the program has gained knobs since, keys are
         others: then it is the configuration whose knobs are equal, and what is new must have been
-        left alone.
+        left alone. A row that was launched with a knob that is not named here is another one.
 
         Args:
             key: Canonical key.
@@ -186,7 +186,10 @@ class Table:
 def _equal(row: TableRow, config: Mapping[str, Any], stated: Collection[str]) -> bool:
     shared = (config.keys() & row.config.keys()) - set(row.dead)
     new = config.keys() - row.config.keys()
-    return not new & set(stated) and all(
+    gone = row.config.keys() - config.keys() - set(row.dead)
+    if gone or new & set(stated):
+        return False
+    return all(
         type(config[name]) is type(row.config[name]) and config[name] == row.config[name]
         for name in shared
     )

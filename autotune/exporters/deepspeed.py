@@ -147,6 +147,12 @@ def _notes(
             "offloaded state is stepped by torch's AdamW on the CPU, as measured; without "
             "torch_adam DeepSpeed would compile its own, which rounds in another way"
         )
+    if rendered.get("compile", {}).get("deepcompile"):
+        notes.append(
+            "compile.deepcompile does nothing until engine.compile() is called, once, after "
+            "deepspeed.initialize, as in the measured trial: a trainer that does not call it runs "
+            "without"
+        )
     notes += [*leaf_notes(request), *finetuning.notes(plan)]
     if not isinstance(plan.workload, CommandWorkload):
         arguments = _training_arguments(rendered)

@@ -182,8 +182,8 @@ _HIERARCHY: Final = (
         read_back="live",
         read_from="optimizer.all2all_process_group",
         source="deepspeed/runtime/zero/stage3.py",
-        meaning="Gradients cross processes as 4-bit and 8-bit numbers (ZeRO++): a quarter of the "
-        "traffic, rounded each time.",
+        meaning="Between nodes gradients go as 4-bit and 8-bit numbers (ZeRO++): a quarter of the "
+        "traffic, rounded each time. On one node it changes nothing and is refused.",
         needs=_BUILT,
         later=True,
     ),

@@ -9,7 +9,8 @@ more of them than were recorded, the rest is drawn: the batch's recorded mean wi
 deviation that was recorded too, of this configuration, or of the whole table where this one was
 timed for one cycle only. A re-measurement is drawn whole, at a level that varies between launches
 as the table's repeated launches did. All draws are seeded by ``search.seed``, the configuration
-and the launch's number, so a study that is played again, or resumed, is the same.
+and the launch's number, so a study that is played again is the same. One that is resumed has
+confirmed in between: its trials are played alike, its re-measurements have other numbers.
 """
 
 from __future__ import annotations

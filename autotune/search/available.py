@@ -33,7 +33,7 @@ def available(space: SearchSpace, topology: Topology) -> SearchSpace:
             knob = space.knobs[name]
             reason = lacking(knob, value, topology)
             # A device's setting changes nothing without one: the same file serves both machines.
-            if reason is not None and not _is_of_device(knob, topology):
+            if reason is not None and not _is_dead_without_device(knob, topology):
                 place = space.place(f"{section}.{name}")
                 raise place.error(f"{knob.name} {value} cannot be here: {reason}")
     for param in space.params:
@@ -67,8 +67,9 @@ def _without(space: SearchSpace, param: Param, topology: Topology) -> SearchSpac
     return space.without_values(param.knob, gone) if gone else space
 
 
-def _is_of_device(knob: Knob, topology: Topology) -> bool:
-    return topology.device == "cpu" and any(need.kind == "device" for need in knob.needs)
+def _is_dead_without_device(knob: Knob, topology: Topology) -> bool:
+    # Of DeepSpeed's knobs with a stage to choose it is one of several conditions.
+    return topology.device == "cpu" and "device == 'cpu'" in (knob.dead_when or "")
 
 
 def _missing(need: Need, topology: Topology) -> str | None:

@@ -289,9 +289,9 @@ def _notes(
     if model is not None and model.hidden_size_from != "hidden_size":
         size = model.config["hidden_size"]
         notes.append(f"the model's hidden size {size} is {model.hidden_size_from} of its config")
-    experts = unknown_experts(space, workload) if isinstance(workload, Workload) else None
-    if experts is not None:
-        notes.append(experts)
+    if isinstance(workload, Workload) and where.is_here:  # a launch that is played cannot hang
+        experts = unknown_experts(space, workload)
+        notes += [experts] if experts is not None else []
     if where.devices.note:
         notes.append(f"GPUs are not used: {where.devices.note}")
     if where.topology.device == "cpu" and where.is_here:

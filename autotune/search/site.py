@@ -6,6 +6,7 @@ search is started; one that no file names is inherited as it is.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,12 +29,18 @@ def with_site_values(
     """
     found: dict[str, Any] = {}
     notes: list[str] = []
+    knobs = dict(space.knobs)
     for full, knob in space.knobs.items():
-        if knob.owner != environment.OWNER or full in space.fixed or full in space.baseline:
+        if knob.owner != environment.OWNER:
             continue
         names = environment.ALLOCATOR_NAMES if knob.name == environment.ALLOCATOR else (knob.name,)
         text = next((present[name] for name in names if present.get(name)), None)
         if text is None:
+            continue
+        # Without a trace in the key, "not set" would be taken for a launch that inherited the
+        # site's value, because its file did not name the variable.
+        knobs[full] = dataclasses.replace(knob, later=False)
+        if full in space.fixed or full in space.baseline:
             continue
         try:
             found[full] = environment.typed(text, knob)
@@ -44,4 +51,4 @@ def with_site_values(
                 hint=f"unset {knob.name}, or state the baseline's value under baseline",
             ) from None
         notes.append(f"the baseline has {full} = {text}, as it is set here")
-    return space.with_baseline(found), tuple(notes)
+    return dataclasses.replace(space, knobs=knobs).with_baseline(found), tuple(notes)

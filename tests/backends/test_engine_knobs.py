@@ -98,8 +98,31 @@ def test_each_is_in_effect_and_computes_the_same(
     _agrees(_run(backend, changes, tmp_path, tied=tied), expected)
 
 
+@pytest.mark.parametrize(
+    ("backend", "dead"),
+    [
+        (
+            "fsdp2",
+            {
+                "fsdp2.reshard_after_forward": False,
+                "fsdp2.keep_last_unit": True,
+                "fsdp2.unshard_in_backward": False,
+            },
+        ),
+        ("zero3", {"zero3.deepcompile": True}),
+    ],
+)
+def test_what_is_dead_is_not_read_back_as_a_difference(
+    backend: str, dead: dict[str, Any], tmp_path: Path
+) -> None:
+    plan = make_plan(backend, changes=dead, verify=(), processes=1)
+    (record,) = measured(run_trial(plan, tmp_path), tmp_path)
+    back = record.measurement.read_back
+    assert all(back[name].in_effect for name in dead if name in back)
+
+
 def test_weights_that_stay_between_micro_steps_are_gathered_once_an_iteration(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its effect: gathers are counted in the ranks, four micro-steps an iteration."""
     counts = {}
@@ -109,7 +132,7 @@ def test_weights_that_stay_between_micro_steps_are_gathered_once_an_iteration(
     ):
         path = tmp_path / name
         plan = make_plan("fsdp2", changes=changes)
-        os.environ["PYTHONPATH"] = os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")])
+        monkeypatch.setenv("PYTHONPATH", HERE, prepend=os.pathsep)
         measured(run_trial(plan, path, fault="engine_faults:count_gathers"), path)
         counts[name] = int((path / "gathers").read_text())
     # Five units; freed: forward of each, and backward of all but the root, in each micro-step.
@@ -148,11 +171,13 @@ def test_the_newer_mode_beside_frozen_weights_works_or_is_refused_by_its_kind(
             assert record.error.kind == "incompatible"
 
 
-def test_recomputation_that_meets_other_shapes_is_a_refusal(tmp_path: Path) -> None:
+def test_recomputation_that_meets_other_shapes_is_a_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A real error of torch's: what a layer leaves is another shape when it runs again."""
     changes = {"workload.activation_checkpointing": "full"}
     plan = make_plan("fsdp2", changes=changes, processes=1)
-    os.environ["PYTHONPATH"] = os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")])
+    monkeypatch.setenv("PYTHONPATH", HERE, prepend=os.pathsep)
     (record,) = run_trial(plan, tmp_path, fault="engine_faults:other_shapes_when_recomputed")
     assert record is not None
     assert record.error is not None

@@ -48,11 +48,23 @@ def test_recomputation(backend: str, config: dict[str, Any], words: str) -> None
         ("fsdp2", {"keep_last_unit": True, "layers_per_unit": 2}, "None"),
         ("zero3", {"zero_hpz_partition_size": 3}, "does not divide the 4 processes"),
         ("zero3", {"zero_hpz_partition_size": 4}, "None"),
+        ("zero3", {"zero_quantized_gradients": True}, "changes nothing on one node"),
+        ("zero3", {"zero_quantized_gradients": False}, "None"),
+        (
+            "deepspeed",
+            {"zero_stage": 3, "zero_quantized_gradients": True},
+            "changes nothing on one node",
+        ),
     ],
 )
 def test_groups_and_units(backend: str, config: dict[str, Any], words: str) -> None:
     found = refusal(backend, {f"{backend}.{key}": value for key, value in config.items()}, FOUR)
     assert words in found if words != "None" else found == "None"
+
+
+def test_gradients_are_quantised_between_nodes() -> None:
+    nodes = Topology(processes=4, device="cuda", devices_per_node=2, nodes=2)
+    assert refusal("zero3", {"zero3.zero_quantized_gradients": True}, nodes) == "None"
 
 
 def test_fewest_blocks_above_most_are_a_contradiction() -> None:

@@ -172,10 +172,16 @@ def test_a_dead_knob_does_not_tell_configurations_apart() -> None:
     assert table.launches("other", "fsdp2", {**CONFIG, "fsdp2.layers_per_unit": 4}, ()) != ()
 
 
+def test_what_was_launched_with_a_knob_that_is_not_named_is_another_configuration() -> None:
+    table = make(row("a", config={**CONFIG, "env.NCCL_MAX_CTAS": 8}))
+    assert table.launches("other", "fsdp2", CONFIG, ()) == ()
+    dead = make(row("a", config={**CONFIG, "env.NCCL_MAX_CTAS": 8}, dead=("env.NCCL_MAX_CTAS",)))
+    assert dead.launches("other", "fsdp2", CONFIG, ()) == dead.rows
+
+
 def test_two_that_could_be_meant_are_none() -> None:
-    table = make(
-        row("a", config={**CONFIG, "fsdp2.gone": 1}), row("b", config={**CONFIG, "fsdp2.gone": 2})
-    )
+    name = "fsdp2.gone"
+    table = make(*(row(key, config={**CONFIG, name: key}, dead=(name,)) for key in "ab"))
     assert table.launches("other", "fsdp2", CONFIG, ()) == ()
 
 

@@ -162,8 +162,10 @@ def test_zero3_says_hierarchy_compilation_and_quantised_traffic(
         "zero3.zero_quantized_gradients": True,
         "kernel.adamw": "loop",
     }
-    written = json.loads(of_deepspeed(study, **config).files["ds.json"])
+    result = of_deepspeed(study, **config)
+    written = json.loads(result.files["ds.json"])
     assert written["compile"] == {"deepcompile": True}
+    assert any("until engine.compile() is called" in note for note in result.notes)
     zero = written["zero_optimization"]
     assert zero["zero_hpz_partition_size"] == 2
     assert zero["zero_quantized_gradients"] is True

@@ -43,6 +43,12 @@ def test_settings_of_a_device_are_not_tuned_without_one():
     assert left.resolve({"micro_batch": 2}).key == plain.resolve({"micro_batch": 2}).key
 
 
+@pytest.mark.parametrize("backend", ["zero3", "deepspeed"])
+def test_a_file_that_fixes_deepcompile_serves_both_machines(backend: str):
+    space = space_of(backend, "micro_batch: {choices: [1, 2]}", rest="fixed: {deepcompile: true}\n")
+    available.available(space.on(CPU), CPU)
+
+
 def test_a_file_that_fixes_them_serves_both_machines():
     space = space_of(
         "fsdp2",
@@ -50,6 +56,16 @@ def test_a_file_that_fixes_them_serves_both_machines():
         rest="fixed: {env.NCCL_MAX_CTAS: 8, separate_reduce_scatter_group: true}\n",
     )
     available.available(space.on(CPU), CPU)
+
+
+def test_what_an_engine_would_do_without_a_device_is_refused_there():
+    space = space_of(
+        "zero3",
+        "micro_batch: {choices: [1, 2]}",
+        rest="fixed: {zero_quantized_weights: true}\nsearch: {allow: [zero_quantized_weights]}\n",
+    )
+    with pytest.raises(InputError, match="zero_quantized_weights True cannot be here: it needs a"):
+        available.available(space.on(CPU), CPU)
 
 
 def test_a_method_that_torch_lacks_is_named(monkeypatch: pytest.MonkeyPatch):

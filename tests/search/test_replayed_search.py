@@ -15,6 +15,7 @@ from autotune.cli.main import main
 from autotune.contract.table import Table, TableDevice, TableRow, read_table, to_line
 from autotune.errors import InputError
 from autotune.report import document
+from autotune.search import preflight
 from autotune.search.compare import CompareRequest, run_compare
 from autotune.search.events import Message
 from autotune.search.interrupts import Interrupts
@@ -136,7 +137,7 @@ def outcomes(result: SearchResult) -> list[tuple[str, float | None]]:
     ]
 
 
-def test_a_search_that_is_resumed_plays_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+def test_a_search_that_is_resumed_plays_on_from_its_table(tmp_path: Path) -> None:
     unbroken = search(tmp_path / "unbroken", trials=9)
     search(tmp_path / "resumed", trials=4)
     resumed = search(tmp_path / "resumed", trials=9, launcher=None)
@@ -282,6 +283,14 @@ def test_the_command_that_resumes_names_the_launcher(
     assert _resume_words(request)[1:] == (
         "search", "--space", "s.yaml", "--trials", "3", "--launcher=replay=t.jsonl", "--no-anchors",
     )  # fmt: skip
+
+
+def test_nothing_is_said_of_hangs_where_nothing_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "unknown_experts", lambda *_: "experts may hang")
+    request = SearchRequest(space=str(GRID), runs=tmp_path / "runs", launcher=LAUNCHER)
+    assert "experts may hang" not in preflight.prepare(request, staging=tmp_path).notes
 
 
 def test_a_dry_run_names_the_launcher_and_the_recorded_devices(tmp_path: Path, capsys) -> None:

@@ -77,6 +77,17 @@ def test_the_sites_own_value_is_the_baseline_where_the_file_names_the_variable(l
     assert notes == ()
 
 
+def test_not_set_is_no_launch_that_inherited_the_sites_value(load):
+    present = {"NCCL_BUFFSIZE": "1048576"}
+    rows = "micro_batch: {choices: [1, 2]}"
+    named, _ = with_site_values(load(BUFFER, rows), present)
+    plain, _ = with_site_values(load(rows), present)
+    inherited = plain.on(CUDA).resolve({"micro_batch": 2}).key
+    unset = named.on(CUDA).resolve({"env.NCCL_BUFFSIZE": None, "micro_batch": 2}).key
+    stated = named.on(CUDA).resolve({"env.NCCL_BUFFSIZE": 1_048_576, "micro_batch": 2}).key
+    assert len({inherited, unset, stated}) == 3
+
+
 def test_a_site_value_that_is_none_of_the_knobs_stops_the_search(load):
     with pytest.raises(InputError, match=r"NCCL_BUFFSIZE='4M', which is no value"):
         with_site_values(load(BUFFER), {"NCCL_BUFFSIZE": "4M"})
