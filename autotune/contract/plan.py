@@ -306,10 +306,14 @@ class Plan:
     """Canonical key of the configuration."""
     backend: str
     config: dict[str, Any]
-    """Every live knob of the backend and the workload, full name to value. No ``auto``."""
+    """Every knob of the backend, the workload, the kernels and the environment, full name to value.
+    No ``auto``."""
     verify: tuple[str, ...]
     """Full names whose value must be read back after the build: all that the user tunes or set.
     A command's own engine cannot be asked: there they are reported as unverified."""
+    dead: tuple[str, ...] = ()
+    """Full names whose value changes nothing beside the others: what an engine holds for them is no
+    difference."""
     unverified: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Engine keys passed through that the knob tables do not know."""
     workload: CommandWorkload | Workload

@@ -163,6 +163,7 @@ class Planner:
             backend=config.backend,
             config=dict(config.values),
             verify=self.verified(config),
+            dead=config.dead,
             unverified=dict(self.space.unverified),
             workload=self.workload,
             schedule=schedule,

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 
 def read_engine(plan: Plan, engine: Engine) -> dict[str, ReadBack]:
-    """Return the backend's knobs, environment, kernels and checkpointing, as they are now."""
+    """Return the backend's knobs, environment, kernels and checkpointing, as they are now.
+
+    Dead ones are left out: what an engine makes of a value that changes nothing is its own affair.
+    """
     found = {**engine.read_back(), **_checkpointing(engine.module)}
     family = family_of(plan.training.model.family)
     for knob, choice in table.bound(family, engine.module).items():
@@ -43,7 +46,7 @@ def read_engine(plan: Plan, engine: Engine) -> dict[str, ReadBack]:
     return {
         name: ReadBack(requested=plan.config[name], actual=actual, level=level)
         for name, (actual, level) in found.items()
-        if name in plan.config
+        if name in plan.config and name not in plan.dead
     }
 
 
