@@ -253,12 +253,12 @@ def test_what_compiles_for_ever_is_timed_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.compiler.reset()
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 64)
     clock = Clock()
     monkeypatch.setattr(time, "perf_counter", clock)
     measuring = dataclasses.replace(QUICK, window_iterations=4, window_s=1e9)
     meter = meter_of(Compiles(clock, range(0, 40, 4)), tmp_path, measuring=measuring)
-    run_whole(meter)
+    with torch._dynamo.config.patch(recompile_limit=64):  # monkeypatch would hide the setting
+        run_whole(meter)
     assert meter.recompiled == 4 * QUICK.warmup_max_cycles
     assert meter.window_s == pytest.approx(4.0)
     assert meter.unsteady
