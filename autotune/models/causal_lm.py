@@ -105,7 +105,7 @@ class CausalLmFamily:
 
     def packing_refusal(
         self,
-        config: Mapping[str, Any],  # noqa: ARG002
+        config: Mapping[str, Any],  # noqa: ARG002 - families with more mixers read it
         kernels: Mapping[str, str],
     ) -> str | None:
         """Attention is all that mixes tokens; every choice of it that is offered has boundaries."""

@@ -50,7 +50,7 @@ class Choice:
     """Smallest compute capability."""
     computes: tuple[str, ...] = ("fp32", "bf16")
     """Formats that it computes in."""
-    unfit: Callable[[Machine], str | None] = lambda machine: None  # noqa: ARG005
+    unfit: Callable[[Machine], str | None] = lambda machine: None  # noqa: ARG005 - fits all
     """Any other reason why it cannot run on a machine."""
     boundaries: bool = True
     """Whether packed samples do not see each other through it."""
