@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from autotune.contract.outcome import Gap
@@ -11,6 +13,19 @@ from autotune.contract.plan import CheckPoint, Numerics
 
 LOOSEST_TOLERANCE: Final = 0.05
 """No tolerance of a plan is taken looser than this share."""
+CYCLE_LOSS: Final = 0.05
+CYCLE_NORM: Final = 0.5
+"""How far the means over a whole cycle of the batches may lie from the baseline's, after any number
+of updates. Rounding grows with each, so this finds what the check iterations could not meet yet,
+not what is a little off: a norm that is four times the baseline's, a loss that is a fifth off."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Path:
+    """The numbers of every iteration of a launch, in order."""
+
+    losses: tuple[float, ...]
+    grad_norms: tuple[float, ...]
 
 
 def first_problem(checks: Sequence[CheckPoint], numerics: Numerics) -> str | None:
@@ -45,6 +60,60 @@ def first_problem(checks: Sequence[CheckPoint], numerics: Numerics) -> str | Non
         if problem is not None:
             return problem
     return None
+
+
+def later_problem(path: Path, numerics: Numerics, cycle: int) -> str | None:
+    """Return the first cycle of batches whose numbers left the baseline's, or ``None``.
+
+    Compared as far as both ran; a fault may show only when buffers, prefetching or compiled code
+    have come into use, after the check iterations.
+
+    Args:
+        path: The launch's.
+        numerics: With the baseline's numbers; without those nothing is compared.
+        cycle: Distinct batches.
+    """
+    for what, allowed, mine, wanted in _curves(path, numerics):
+        for start, value, reference in _cycles(mine, wanted, cycle):
+            share = abs(value / reference - 1.0)
+            if not share <= allowed:
+                return (
+                    f"the mean {what} of iterations {start + 1} to {start + cycle} is {value:.8g} "
+                    f"where the baseline has {reference:.8g}: {share:.2g} apart, and {allowed:.2g} "
+                    "is allowed"
+                )
+    return None
+
+
+def later_gaps(path: Path, numerics: Numerics, cycle: int) -> dict[str, Gap]:
+    """Return how far :func:`later_problem` found the means over a cycle from the baseline's."""
+    found: dict[str, Gap] = {}
+    names = ("cycle_loss", "cycle_grad_norm")
+    for name, (_, allowed, mine, wanted) in zip(names, _curves(path, numerics), strict=True):
+        apart = [abs(value / other - 1.0) for _, value, other in _cycles(mine, wanted, cycle)]
+        if apart:
+            found[name] = Gap(apart=max(apart), allowed=allowed)
+    return found
+
+
+def _curves(
+    path: Path, numerics: Numerics
+) -> tuple[tuple[str, float, Sequence[float], Sequence[float]], ...]:
+    return (
+        ("loss", CYCLE_LOSS, path.losses, numerics.losses),
+        ("gradient norm", CYCLE_NORM, path.grad_norms, numerics.grad_norms),
+    )
+
+
+def _cycles(
+    mine: Sequence[float], wanted: Sequence[float], cycle: int
+) -> Iterator[tuple[int, float, float]]:
+    """First index and both means of every whole cycle that both ran."""
+    pairs = list(zip(mine, wanted, strict=False))
+    for start in range(0, len(pairs) - cycle + 1, cycle):
+        values, references = zip(*pairs[start : start + cycle], strict=True)
+        if (reference := statistics.fmean(references)) > 0:
+            yield start, statistics.fmean(values), reference
 
 
 def gaps(checks: Sequence[CheckPoint], numerics: Numerics) -> dict[str, Gap]:

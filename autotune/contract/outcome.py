@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from autotune.contract.failures import FailureKind, Phase
 from autotune.contract.kernels import KernelCheck
@@ -19,9 +19,16 @@ RankStatus = Literal["measured", "stopped_early", "checked", "failed"]
 State = Literal["complete", "stopped_early", "failed", "interrupted"]
 
 
+SHORTEST_S: Final = 1e-12
+LONGEST_S: Final = 1e12
+"""Beyond these a number in a record is no time, and the quotient of two may not be a number."""
+
+
 def _positive(name: str, value: float) -> None:
     if not math.isfinite(value) or value <= 0:
         raise ValueError(f"{name} must be a positive, finite number of seconds, not {value!r}")
+    if not SHORTEST_S <= value <= LONGEST_S:
+        raise ValueError(f"{name} is no time that a trial can have: {value!r} s")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,6 +84,11 @@ class RankMeasurement:
     checks: tuple[CheckPoint, ...]
     final_loss: float | None
     """Loss of the last timed iteration; must be finite. ``None``: a command did not report it."""
+    losses: tuple[float, ...] = ()
+    """Mean token loss of every iteration in order, check and warm-up first, cycles that a rank
+    compiled in included; empty for a command and in records of earlier versions."""
+    grad_norms: tuple[float, ...] = ()
+    """Gradient norms of the same iterations."""
     peak_timed_bytes: int
     peak_worst_case_bytes: int
     memory_limit_bytes: int
@@ -188,9 +200,13 @@ class Measurement:
     distinct_shapes: int | None
     checks: tuple[CheckPoint, ...]
     final_loss: float | None
+    losses: tuple[float, ...] = ()
+    grad_norms: tuple[float, ...] = ()
+    """As each rank's: they exchange them."""
     gaps: dict[str, Gap] = dataclasses.field(default_factory=dict)
     """What the numerics gate found: ``first_loss``, ``first_grad_norm``, ``loss``, ``grad_norm``
-    (of later check iterations). Empty for the baseline's first launch, which the others meet."""
+    (of later check iterations), ``cycle_loss``, ``cycle_grad_norm`` (means over each cycle of the
+    batches). Empty for the baseline's first launch, which the others meet."""
     read_back: dict[str, ReadBack]
     implementations: dict[str, str]
     backward: dict[str, str] = dataclasses.field(default_factory=dict)

@@ -263,6 +263,8 @@ class Reference:
 
     checks: tuple[CheckPoint, ...] = ()
     implementations: dict[str, str] = dataclasses.field(default_factory=dict)
+    losses: tuple[float, ...] = ()
+    grad_norms: tuple[float, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -279,6 +281,9 @@ class Numerics:
     loss_tolerance: float
     """For check iterations after the first."""
     norm_tolerance: float
+    losses: tuple[float, ...] = ()
+    """The baseline's, of every iteration in order, as far as it ran."""
+    grad_norms: tuple[float, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

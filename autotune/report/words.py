@@ -135,6 +135,8 @@ GAPS: Final = {
     "first_grad_norm": "first gradient norm",
     "loss": "later losses",
     "grad_norm": "later gradient norms",
+    "cycle_loss": "mean losses",
+    "cycle_grad_norm": "mean gradient norms",
 }
 """What the numerics gate compares."""
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from autotune.analysis import kernels, numerics, timing
+from autotune.contract.failures import Phase
 from autotune.contract.folder import AttemptFolder
 from autotune.contract.outcome import (
     Failure,
@@ -180,12 +181,20 @@ def _numbers_problem(
     if len(first) < len(reference):
         problem = f"{len(first)} of {len(reference)} check iterations were recorded"
     problem = problem or numerics.first_problem(first, plan.numerics)
+    phase: Phase = "check"
+    if problem is None:
+        phase, cycle = "measure", plan.workload.distinct_batches
+        problem = numerics.later_problem(_path(measured[0]), plan.numerics, cycle)
     final = measured[0].final_loss
     if problem is None and final is not None and not (math.isfinite(final) and final > 0):
         problem = f"the loss of the last timed iteration is {final!r}"
     if problem is None:
         return None
-    return Failure(kind="numerics", reason=problem, rank=0, phase="check", measured_s_per_it=speed)
+    return Failure(kind="numerics", reason=problem, rank=0, phase=phase, measured_s_per_it=speed)
+
+
+def _path(one: RankMeasurement) -> numerics.Path:
+    return numerics.Path(losses=one.losses, grad_norms=one.grad_norms)
 
 
 def _same(left: float | None, right: float | None) -> bool:
@@ -238,7 +247,10 @@ def _merge(plan: Plan, measured: Sequence[RankMeasurement]) -> Measurement:
         distinct_shapes=schedule.distinct_shapes if schedule else None,
         checks=measured[0].checks,
         final_loss=measured[0].final_loss,
-        gaps=numerics.gaps(measured[0].checks, plan.numerics),
+        losses=measured[0].losses,
+        grad_norms=measured[0].grad_norms,
+        gaps=numerics.gaps(measured[0].checks, plan.numerics)
+        | numerics.later_gaps(_path(measured[0]), plan.numerics, cycle),
         read_back=read_back,
         implementations=measured[0].implementations,
         backward=measured[0].backward,

@@ -366,7 +366,12 @@ class Loop:
     def _reference(self) -> Reference:
         measured = self.baseline.measurement
         assert measured is not None
-        return Reference(checks=measured.checks, implementations=measured.implementations)
+        return Reference(
+            checks=measured.checks,
+            implementations=measured.implementations,
+            losses=measured.losses,
+            grad_norms=measured.grad_norms,
+        )
 
     def _racing(self, record: TrialRecord) -> Racing | None:
         ranked = history.ranking(self._contents)

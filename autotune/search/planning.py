@@ -84,6 +84,8 @@ def numerics(precision: Precision | None, reference: Reference) -> Numerics:
         return Numerics(
             reference=reference.checks,
             implementations=reference.implementations,
+            losses=reference.losses,
+            grad_norms=reference.grad_norms,
             first_loss_tolerance=2e-3,
             first_norm_tolerance=1e-2,
             loss_tolerance=1e-2,
@@ -92,6 +94,8 @@ def numerics(precision: Precision | None, reference: Reference) -> Numerics:
     return Numerics(
         reference=reference.checks,
         implementations=reference.implementations,
+        losses=reference.losses,
+        grad_norms=reference.grad_norms,
         first_loss_tolerance=1e-5,
         first_norm_tolerance=5e-5,
         loss_tolerance=1e-4,

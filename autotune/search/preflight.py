@@ -44,6 +44,7 @@ from autotune.space.loader import find_space, load_space, parse_space
 from autotune.space.model import CommandSpec, Config, Limits
 from autotune.space.search_space import SearchSpace
 from autotune.space.settings import MAX_TRIALS
+from autotune.store.database import default_url
 from autotune.store.provenance import environment_fingerprint
 
 SHOWN_REASONS: Final = 3
@@ -105,6 +106,8 @@ def prepare(request: SearchRequest, *, staging: Path) -> Prepared:
         )
     disk.check_writable(request.runs)
     disk.check_room(request.runs)
+    if request.storage is None:
+        default_url(request.runs)  # a path that no database can have is refused in a dry run, too
     sampler = sampler_name(loaded)
     where = look(*find_launcher(request, folder), loaded)
     loaded, of_site = _as_it_is_here(loaded, where)

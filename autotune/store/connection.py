@@ -31,6 +31,7 @@ def parse(url: str) -> URL:
         InputError: It is not one.
     """
     try:
+        url.encode("utf-8")  # a name with other bytes can be neither shown nor opened
         return make_url(url)
     except (ArgumentError, ValueError) as error:  # a port that is no number
         raise InputError(

@@ -39,8 +39,12 @@ def default_url(runs: Path) -> str:
         InputError: The folder's path cannot be part of a URL.
     """
     file = str(runs.absolute() / "autotune.db")
-    url = URL.create("sqlite", database=file).render_as_string()
-    if connection.parse(url).database != file:  # SQLAlchemy 2.0 escapes nothing
+    try:
+        url = URL.create("sqlite", database=file).render_as_string()
+        usable = connection.parse(url).database == file  # SQLAlchemy 2.0 escapes nothing
+    except UnicodeEncodeError:  # bytes that are not UTF-8, which Python holds as surrogates
+        usable = False
+    if not usable:
         raise InputError(
             f"the path {file!r} cannot be part of a database URL",
             hint="choose another folder with --runs, or name a database with --storage",

@@ -72,6 +72,8 @@ class Meter:
         self.warmup = Timed()
         self.timed = Timed()
         self.checks: list[CheckPoint] = []
+        self.losses: list[float] = []
+        self.norms: list[float] = []
         self.window_s = 0.0
         self.steady = False
         self.status: RankStatus = "measured"
@@ -214,6 +216,8 @@ class Meter:
         into.slowest_s += times.max(dim=0).values.tolist()
         into.losses += mean_losses.mean(dim=0).tolist()
         into.norms += all_norms.max(dim=0).values.tolist()
+        self.losses += into.losses[-count:]
+        self.norms += into.norms[-count:]
         if self._heart.phase != "check":
             _require_finite(into.losses[-count:], into.norms[-count:], self._done - count)
         return elapsed_s

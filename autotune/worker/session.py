@@ -150,6 +150,8 @@ class _Session:
         meter.probe()
 
         self._heart.enter("teardown")
+        # An engine may have changed a value on its way: what it holds now is what was timed.
+        read_back |= attestation.read_engine(plan, engine) | attestation.read_formats(plan, engine)
         # What the iterations ran with: an engine may have changed it while it was built.
         threads = {"threads": torch.get_num_threads()}
         gc_note = {"gc": "collected at cycle ends, untimed"}
@@ -268,6 +270,8 @@ def _measurement(
         unsteady=meter.unsteady,
         checks=tuple(meter.checks),
         final_loss=meter.timed.losses[-1],
+        losses=tuple(meter.losses),
+        grad_norms=tuple(meter.norms),
         peak_first_bytes=meter.peak_first,
         peak_timed_bytes=meter.peak_timed,
         peak_worst_case_bytes=meter.peak_worst,

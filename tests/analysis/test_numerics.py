@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from autotune.analysis.numerics import first_problem
+from autotune.analysis.numerics import Path, first_problem, later_gaps, later_problem
 from autotune.contract.plan import CheckPoint, Numerics
 
 REFERENCE = (
@@ -84,3 +84,35 @@ def test_no_tolerance_is_looser_than_five_percent():
 def test_a_worker_may_ask_after_each_iteration_but_none_is_no_pass():
     assert first_problem(REFERENCE[:1], GATE) is None
     assert first_problem((), GATE) is not None
+
+
+LATER = dataclasses.replace(GATE, losses=(6.0, 4.0, 5.0, 3.0, 2.0), grad_norms=(1.0,) * 5)
+
+
+@pytest.mark.parametrize(
+    ("losses", "words"),
+    [
+        ((6.0, 4.0, 5.0, 3.0, 99.0), None),  # no whole cycle
+        ((6.3, 3.7, 5.0, 3.0), None),  # the mean over the cycle is the same
+        (
+            (6.0, 4.0, 6.0, 3.6),
+            "the mean loss of iterations 3 to 4 is 4.8 where the baseline has 4",
+        ),
+        ((6.0, 4.0), None),  # as far as it ran
+        ((), None),
+    ],
+)
+def test_later_losses_are_compared_by_cycles(losses, words):
+    path = Path(losses=losses, grad_norms=(1.0,) * len(losses))
+    problem = later_problem(path, LATER, 2)
+    assert problem is None if words is None else problem.startswith(words)
+
+
+def test_a_gradient_scale_that_goes_wrong_later_is_found():
+    path = Path(losses=LATER.losses, grad_norms=(1.1, 0.9, 4.0, 4.0, 4.0))
+    problem = later_problem(path, LATER, 2)
+    assert problem is not None
+    assert problem.startswith("the mean gradient norm of iterations 3 to 4 is 4 ")
+    assert later_gaps(path, LATER, 2)["cycle_grad_norm"].apart == pytest.approx(3.0)
+    assert later_problem(path, GATE, 2) is None
+    assert later_gaps(path, GATE, 2) == {}

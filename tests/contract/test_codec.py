@@ -5,6 +5,7 @@ from typing import Any, Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from study_factory import measured
 
 from autotune.contract import codec, jsonfile
 from autotune.contract.outcome import Outcome, ReadBack
@@ -194,3 +195,13 @@ def test_read_back_compares_type_and_value(requested, actual, same):
 def test_checkpoints_take_no_infinity():
     with pytest.raises(RecordError):
         codec.to_json(CheckPoint(loss=math.inf, grad_norm=1.0))
+
+
+@pytest.mark.parametrize("seconds", [1e308, 1e-308, 1e13])
+def test_a_time_that_no_trial_can_have_is_a_record_error(seconds):
+    """The quotient of two such numbers would be zero or infinite."""
+    good = codec.to_json(measured(0.5))
+    with pytest.raises(RecordError, match="s_per_it is no time that a trial can have"):
+        codec.from_json(
+            Outcome, good | {"measurement": {**good["measurement"], "s_per_it": seconds}}
+        )

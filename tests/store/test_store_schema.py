@@ -248,3 +248,12 @@ def test_the_hint_names_the_driver_that_is_missing(
         make_engine(make_url(url))
     assert caught.value.hint is not None
     assert words in caught.value.hint
+
+
+def test_a_path_that_no_database_can_have_is_refused(tmp_path: Path) -> None:
+    """Bytes that are not UTF-8, as an old archive or another machine's names have them."""
+    name = b"\xff".decode(errors="surrogateescape")
+    with pytest.raises(InputError, match="cannot be part of a database URL"):
+        default_url(tmp_path / name)
+    with pytest.raises(InputError, match="is not a database URL"):
+        parse(f"sqlite:///{tmp_path}/{name}.db")
