@@ -96,6 +96,8 @@ class Ready:
     """Modules that could not be imported, and why."""
     no_fork: str | None = None
     """Why forked ranks could hang or fail: ranks must then be started cold."""
+    broken: str | None = None
+    """Which package that a backend needs could not be imported, and why: no trial can run."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

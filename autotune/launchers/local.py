@@ -249,6 +249,7 @@ class LocalLauncher:
         if not kind.warm:
             return ["--cold"]
         arguments = [f"--backend={name}" for name in self._backends]
+        arguments += ["--need-packages"] if self._entry is None else []
         modules = (self._entry_for(True).partition(":")[0], *self._modules)
         return [*arguments, *(f"--module={module}" for module in modules)]
 

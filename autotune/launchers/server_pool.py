@@ -87,7 +87,7 @@ class ServerPool:
             busy: Servers that have trials, which must not be closed to make room.
 
         Raises:
-            EnvironmentFault: It does not start.
+            EnvironmentFault: It does not start, or a package that its trials need is broken.
             TooManyLostError: It was lost too often.
         """
         server = self._servers.pop(kind, None)
@@ -157,6 +157,14 @@ class ServerPool:
             arguments=self._arguments(kind),
         )
         server.start(self._start_limit_s)
+        broken = None if server.ready is None else server.ready.broken
+        if broken is not None:
+            server.close()
+            raise EnvironmentFault(
+                f"a package that each trial needs cannot be imported: {broken}",
+                hint="repair or reinstall it in the environment that runs autotune, or take the "
+                "backend that needs it out of the space file",
+            )
         return server
 
     def _environment(self, kind: ServerKind) -> Mapping[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
+import signal
 import site
 import socket
 import subprocess
@@ -24,6 +25,8 @@ PING_EVERY_S: Final = 5.0
 SEND_LIMIT_S: Final = 30.0
 """A server that takes no message for so long hangs."""
 LOG_TAIL_LINES: Final = 15
+FATAL: Final = "Fatal Python error"
+"""How the report of a fatal signal begins, innermost call first (``Python/traceback.c``)."""
 
 
 def _package_root() -> Path | None:
@@ -93,7 +96,7 @@ class ServerProcess:
         ours, theirs = socket.socketpair()
         ours.settimeout(SEND_LIMIT_S)
         self._channel = ours
-        command = [sys.executable, "-P", "-m", "autotune.worker.server"]
+        command = [sys.executable, "-P", "-X", "faulthandler", "-m", "autotune.worker.server"]
         command += [f"--control-fd={theirs.fileno()}", f"--parent={os.getpid()}"]
         if threading.current_thread() is threading.main_thread():
             command.append("--die-with-parent")
@@ -123,12 +126,23 @@ class ServerProcess:
             try:
                 events = self.receive(left)
             except ServerLostError:
-                raise self._fault("ended while it started") from None
+                raise self._fault(f"ended while it started{self._how()}") from None
             for event in events:
                 if isinstance(event, protocol.Problem):
                     raise self._fault(f"cannot serve: {event.message}")
                 if isinstance(event, protocol.Ready):
                     self.ready = event
+
+    def _how(self) -> str:
+        """Say how the process ended, in brackets; empty where it has not."""
+        try:
+            code = None if self._process is None else self._process.wait(QUIT_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            return ""
+        if code is None or code >= 0:
+            return "" if code is None else f" (exit code {code})"
+        names = {number.value: number.name for number in signal.Signals}
+        return f" ({names.get(-code, f'signal {-code}')})"
 
     def _fault(self, what: str) -> EnvironmentFault:
         tail = self._log_tail()
@@ -142,7 +156,10 @@ class ServerProcess:
                 text = log.read().decode("utf-8", "replace")
         except OSError:
             return ""
-        return "\n".join(text.rstrip().splitlines()[-LOG_TAIL_LINES:])
+        lines = text.rstrip().splitlines()
+        fatal = [n for n, line in enumerate(lines) if line.startswith(FATAL)]
+        first = fatal[-1] if fatal else max(0, len(lines) - LOG_TAIL_LINES)
+        return "\n".join(lines[first : first + LOG_TAIL_LINES])
 
     def send(self, command: protocol.Command) -> None:
         """Send a command; a server that is gone or hangs shows in :meth:`receive`."""

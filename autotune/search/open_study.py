@@ -11,6 +11,7 @@ from pathlib import Path
 from autotune.contract import jsonfile
 from autotune.contract.folder import StudyFolder
 from autotune.contract.plan import CommandWorkload
+from autotune.errors import EnvironmentFault
 from autotune.launchers.base import Launcher, Order
 from autotune.search.device_memory import DeviceMemory
 from autotune.search.events import EventSink
@@ -101,12 +102,19 @@ def open_store(request: SearchRequest) -> Store:
 
 @contextlib.contextmanager
 def _study_lock(folder: StudyFolder) -> Iterator[Held]:
-    """Hold the study; a folder in which no study came to be is removed again."""
+    """Hold the study; a folder in which no study came to be is removed again.
+
+    A fault of the machine keeps it where a launcher has written a log, which the error may name.
+    """
+    logs = False
     with hold(folder) as held:
         try:
             yield held
+        except EnvironmentFault:
+            logs = any(log.stat().st_size > 0 for log in folder.path.glob("*.log"))
+            raise
         finally:
-            if not folder.study_file.exists() and not held.is_replaced:
+            if not folder.study_file.exists() and not held.is_replaced and not logs:
                 shutil.rmtree(folder.path, ignore_errors=True)
 
 

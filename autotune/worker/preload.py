@@ -1,11 +1,13 @@
 """What a fork server imports before it forks: all that a trial would import, and no device.
 
 The list is fixed, plus what each backend and each model family names in its ``preload``. A
-module that is missing is reported, never fatal: the rank meets the same error with its place.
+module that is missing is reported: of a whole package that a backend needs the launcher makes an
+error (:func:`packages_of`), for versions differ in what is inside.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import sys
@@ -72,6 +74,15 @@ def modules_for(
         if kind == "models" and not getattr(part, "imports_kernels", False):
             names.append(f"transformers.models.{name}.modeling_{name}")
     return tuple(dict.fromkeys(names)), missing
+
+
+def packages_of(backends: Sequence[str]) -> tuple[str, ...]:
+    """Return the packages without which no trial of ``backends`` can run, each as a whole."""
+    modules: list[str] = []
+    for backend in backends:
+        with contextlib.suppress(Exception):  # modules_for tells of it
+            modules += getattr(registry.load("backends", backend), "preload", ())
+    return tuple(dict.fromkeys(module.partition(".")[0] for module in modules))
 
 
 def preload(names: Iterable[str]) -> tuple[int, dict[str, str]]:

@@ -228,6 +228,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--cold", action="store_true", help="import nothing, fork and exec")
     parser.add_argument("--backend", action="append", default=[])
     parser.add_argument("--module", action="append", default=[])
+    parser.add_argument("--need-packages", action="store_true", help="of the backends")
     return parser.parse_args(arguments)
 
 
@@ -235,10 +236,13 @@ def _make_ready(options: argparse.Namespace) -> Ready:
     started = time.monotonic()
     count = 0
     missing: dict[str, str] = {}
+    broken: str | None = None
     if not options.cold:
         names, missing = preload.modules_for(options.backend, options.module)
-        count, failed = preload.preload(names)
+        needed = preload.packages_of(options.backend) if options.need_packages else ()
+        count, failed = preload.preload([*names, *needed])
         missing |= failed
+        broken = next((f"{name}: {failed[name]}" for name in needed if name in failed), None)
     return Ready(
         pid=os.getpid(),
         import_s=time.monotonic() - started,
@@ -246,6 +250,7 @@ def _make_ready(options: argparse.Namespace) -> Ready:
         modules=count,
         missing=missing,
         no_fork=None if options.cold else preload.why_no_fork(),
+        broken=broken,
     )
 
 

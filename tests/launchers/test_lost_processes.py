@@ -83,6 +83,33 @@ def test_a_module_that_ends_the_server_is_named_with_what_it_said(tmp_path, monk
             assert (study.path / "server.log").read_text().count("boom") == number
 
 
+def test_a_library_that_cannot_be_imported_is_the_environments_fault(tmp_path, monkeypatch):
+    """No trial is spent on it: each would crash in the same way."""
+    package = tmp_path / "deepspeed"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('libfoo.so: no such file')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    launcher = LocalLauncher(StudyFolder(tmp_path / "study"), 1, "cpu", backends=("zero3",))
+    said = "cannot be imported: deepspeed: RuntimeError: libfoo.so: no such file"
+    with contextlib.closing(launcher), pytest.raises(EnvironmentFault, match=said):
+        launcher.start()
+    launcher = LocalLauncher(StudyFolder(tmp_path / "study"), 1, "cpu", backends=("ddp",))
+    with contextlib.closing(launcher):
+        launcher.start()
+
+
+def test_a_library_that_ends_the_server_by_a_signal_is_in_what_it_says(tmp_path, monkeypatch):
+    (tmp_path / "fatal_module.py").write_text("import ctypes; ctypes.string_at(0)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    study = StudyFolder(tmp_path / "study")
+    launcher = LocalLauncher(study, 1, "cpu", backends=("none",), entry="fatal_module:run")
+    with contextlib.closing(launcher):
+        with pytest.raises(EnvironmentFault, match=r"ended while it started \(SIGSEGV\)") as caught:
+            launcher.start()
+        assert "\nFatal Python error: Segmentation fault" in str(caught.value)
+        assert "fatal_module.py" in (study.path / "server.log").read_text()
+
+
 def test_a_module_that_starts_a_thread_makes_ranks_start_cold(tmp_path, monkeypatch):
     (tmp_path / "threaded_module.py").write_text(
         "import light_ranks, threading\n"

@@ -213,3 +213,19 @@ def test_of_searches_that_begin_at_once_each_study_has_one(bench: Bench, tmp_pat
     assert said[1] == alone.communicate(timeout=120)[0].strip() == "done False"
     check_whole(bench, bench.search(by_micro_batch, trials=6), 6)
     assert history.counted(read_study(StudyFolder.of(bench.runs, "t"))) == 6
+
+
+def test_a_launcher_that_does_not_start_leaves_the_log_that_its_error_names(bench: Bench) -> None:
+    log = bench.runs / "s" / "server.log"
+
+    def prepare(launcher: ScriptedLauncher) -> None:
+        def start() -> str | None:
+            log.write_text("boom")
+            raise EnvironmentFault("the server ended", hint=f"the whole log: {log}")
+
+        launcher.start = start  # type: ignore[method-assign]
+
+    with pytest.raises(EnvironmentFault, match="the server ended"):
+        bench.search(by_micro_batch, trials=2, prepare=prepare)
+    assert log.read_text() == "boom"
+    check_whole(bench, bench.search(by_micro_batch, trials=2), 2)
