@@ -73,6 +73,16 @@ def _is_foreach_by_default(parameters: Iterable[torch.Tensor]) -> bool:
     return bool(foreach)
 
 
+def updates(optimizer: torch.optim.Optimizer) -> int | None:
+    """How many updates it has counted itself; ``None`` if it may be one that does not count."""
+    import torch
+
+    counts = [int(held["step"]) for held in optimizer.state.values() if "step" in held]
+    if not counts:  # torch's own make their state in the first update
+        return 0 if isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW) else None
+    return max(counts)
+
+
 def state_dtypes(optimizer: torch.optim.Optimizer) -> set[torch.dtype]:
     """Return the formats of the moments; empty before the first update."""
     return {

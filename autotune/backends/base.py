@@ -86,6 +86,12 @@ class Engine(Protocol):
         the engine cannot tell is left out.
         """
 
+    def updates(self) -> int | None:
+        """Return how often the optimizer has updated weights since the build, by its own count.
+
+        ``None`` where it keeps none.
+        """
+
     def notes(self) -> Mapping[str, Any]:
         """What the record should say besides (versions of a rule, keys that were not read back)."""
 

@@ -120,6 +120,9 @@ class DdpEngine:
             "optimizer": names_of(adamw.state_dtypes(self._optimizer)),
         }
 
+    def updates(self) -> int | None:
+        return adamw.updates(self._optimizer)
+
     def notes(self) -> Mapping[str, Any]:
         logged = self._logged()
         sizes = logged.get("rebuilt_bucket_sizes") or logged["bucket_sizes"]

@@ -42,6 +42,9 @@ class DeepSpeedEngine:
         """The ``zero.Init`` that gathers parameters; ``None`` below stage 3."""
         self._plan = plan
         self._leaves = leaves
+        # The engine makes the optimizer's state by an update of nothing (stage3.py,
+        # initialize_optimizer_states).
+        self._updates_before = self._updates() or 0
 
     @property
     def model(self) -> nn.Module:
@@ -119,6 +122,14 @@ class DeepSpeedEngine:
 
     def formats(self) -> Mapping[str, str]:
         return {}  # stages and precisions keep them in too many places; parity shows them
+
+    def updates(self) -> int | None:
+        counted = self._updates()
+        return None if counted is None else counted - self._updates_before
+
+    def _updates(self) -> int | None:
+        basic = getattr(self._engine, "basic_optimizer", None)
+        return None if basic is None else adamw.updates(basic)
 
     def notes(self) -> Mapping[str, Any]:
         optimizer = self._engine.optimizer

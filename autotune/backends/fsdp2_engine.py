@@ -126,6 +126,9 @@ class Fsdp2Engine:
             "optimizer": names_of(adamw.state_dtypes(self._optimizer)),
         }
 
+    def updates(self) -> int | None:
+        return adamw.updates(self._optimizer)
+
     def notes(self) -> Mapping[str, Any]:
         root = [reshard_of(group) for group in groups_of(self._module)]
         return {

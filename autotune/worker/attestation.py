@@ -154,6 +154,21 @@ _LEVELS: dict[ReadBackLevel, str] = {
 }
 
 
+def require_updates(engine: Engine, iterations: int) -> None:
+    """Check that each iteration ended with an update of the weights.
+
+    At a small learning rate the losses of a few iterations are the same without them.
+
+    Raises:
+        NotInEffectError: The optimizer has counted fewer.
+    """
+    counted = engine.updates()
+    if counted is not None and counted < iterations:
+        raise NotInEffectError(
+            f"the optimizer updated the weights {counted} times in {iterations} iterations"
+        )
+
+
 def require_same_kernels(plan: Plan, bound: Mapping[str, str]) -> None:
     """Check what layer types are bound to against the baseline.
 

@@ -152,6 +152,7 @@ class _Session:
         self._heart.enter("teardown")
         # An engine may have changed a value on its way: what it holds now is what was timed.
         read_back |= attestation.read_engine(plan, engine) | attestation.read_formats(plan, engine)
+        attestation.require_updates(engine, len(meter.losses))
         # What the iterations ran with: an engine may have changed it while it was built.
         threads = {"threads": torch.get_num_threads()}
         gc_note = {"gc": "collected at cycle ends, untimed"}

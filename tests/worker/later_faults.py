@@ -55,3 +55,13 @@ def bucket_changed_on_the_way(rank: int) -> None:
         engine.step = step
 
     _wrap_build(change)
+
+
+def weights_that_stay(rank: int) -> None:
+    """All is computed, and no weight changes: the optimizer's step does nothing."""
+    import torch
+
+    def change(engine: Any) -> None:
+        torch.optim.AdamW.step = lambda self, closure=None: None
+
+    _wrap_build(change)

@@ -85,3 +85,16 @@ def test_a_value_that_the_engine_changes_on_its_way_is_not_in_effect(tmp_path: P
     assert outcome.failure.kind == "not_in_effect"
     assert "zero3.reduce_bucket_size was set to 1000000" in outcome.failure.reason
     assert "has 77" in outcome.failure.reason
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_iterations_without_an_update_are_not_in_effect(stage: int, tmp_path: Path) -> None:
+    """At this learning rate the losses are the same to five digits."""
+    changes = {"deepspeed.zero_stage": stage}
+    plan = make_plan("deepspeed", changes=changes, processes=1, lr=1e-8)
+    os.environ["PYTHONPATH"] = os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")])
+    (record,) = run_trial(plan, tmp_path, fault="later_faults:weights_that_stay")
+    assert record is not None
+    assert record.error is not None
+    assert record.error.kind == "not_in_effect"
+    assert "the optimizer updated the weights 0 times in " in record.error.message
