@@ -70,9 +70,12 @@ _MACHINE: Final = re.compile(
     r"no CUDA-capable device|CUDA driver initialization failed",
     re.IGNORECASE,
 )
+_CACHE_FOLDER: Final = (
+    r"/(\.?triton|inductor|torchinductor_\w+|tilelang|torch_extensions|extensions)/"
+)
 _CACHE: Final = re.compile(
-    r"\[Errno \d+\][^\n]*/(\.?triton|inductor|torchinductor_\w+|tilelang|torch_extensions|"
-    r"extensions)/"
+    rf"\[Errno \d+\][^\n]*{_CACHE_FOLDER}|"
+    rf"{_CACHE_FOLDER}[^\n]*: (file too short|invalid ELF header|cannot read file data)"
 )
 """A file of a compiler's cache that another process took away or half wrote."""
 
