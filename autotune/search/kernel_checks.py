@@ -55,9 +55,8 @@ def with_right_kernels(prepared: Prepared, runner: Runner, events: EventSink) ->
         digest = _digest(prepared, plan)
         verdict = _known(prepared.folder, digest)
         if verdict is None:
-            if not launched:
-                events(Message(text="kernels are compared with their references"))
             launched += 1
+            events(Message(text=f"{full_name(layer)}: {choice!r} is compared with its reference"))
             verdict = _launch(prepared, plan, runner)
             _keep(prepared.folder, digest, verdict)
         if verdict.reason:

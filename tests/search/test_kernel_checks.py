@@ -63,6 +63,8 @@ def test_each_kernel_that_can_run_is_compared_once_and_then_tried(bench: Bench) 
     said = bench.messages()
     assert "'flash_attention_2' is left out: it needs an NVIDIA GPU" in said
     assert "'liger' is left out" in said
+    assert "kernel.loss: 'chunked' is compared with its reference" in said
+    assert "kernel.compile: 'layer' is compared with its reference" in said
     assert "2 kernels compared" in said
     # The model has no such layers: nothing to compare, and one configuration whatever it says.
     assert "fla" not in " ".join(checked(bench))
