@@ -190,6 +190,7 @@ def test_a_coordinator_killed_in_mid_build_leaves_nothing_running_and_the_next_r
     (lock,) = place.locks()
     process.send_signal(signal.SIGKILL)
     wait_for(lambda: not any(is_running(pid) for pid in tree))
+    process.communicate(timeout=60)
     assert lock.exists()
     (place.compiler / "slow").unlink()
     said = place.search()
