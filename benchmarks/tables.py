@@ -53,7 +53,7 @@ MARK = 0.02
 STOPPED = 130
 RESERVE_S = 8.0
 """Before ``--limit`` a launch that still runs is ended, and the server closed."""
-GUESS_S = 4.0
+GUESS_S = 9.0
 """Seconds for a configuration, before any was launched."""
 
 
