@@ -185,18 +185,19 @@ class Runner:
             EnvironmentFault: The launcher, or the machine, could not run it.
         """
         self.start()
-        for is_last in (False, True):
+        reason = ""
+        for is_first in (True, False):
             folder = self._unused(plan)
             plan = dataclasses.replace(plan, attempt=int(folder.path.name.rpartition("-")[2]))
             found = self._alone_once(folder, plan)
-            if not (isinstance(found, Failure) and found.kind == "infra"):
+            if isinstance(found, RankRecord) or found.kind != "infra":
                 return found, folder
-            if is_last:
-                break
-            self._events(Message(text=f"{fault}: {found.reason}; tried again", level="warning"))
-            if self._interrupts.wait(BACK_OFF_S):
-                raise KeyboardInterrupt
-        raise EnvironmentFault(f"{fault}: {found.reason}", hint=POLICIES["infra"].next_step)
+            reason = found.reason
+            if is_first:
+                self._events(Message(text=f"{fault}: {reason}; tried again", level="warning"))
+                if self._interrupts.wait(BACK_OFF_S):
+                    raise KeyboardInterrupt
+        raise EnvironmentFault(f"{fault}: {reason}", hint=POLICIES["infra"].next_step)
 
     def _unused(self, plan: Plan) -> AttemptFolder:
         folder, attempt = self._recorder.folder, 0

@@ -41,6 +41,7 @@ def build(folder: Path, name: str, *, processes: int) -> list[ExtensionBuild]:
     return [record.extension for record in records]
 
 
+@pytest.mark.slow
 def test_deepspeeds_own_extension_is_compiled_by_one_process_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
