@@ -21,9 +21,8 @@ from autotune.search.launching import Runner
 from autotune.search.planning import STANDSTILL_S, Planner
 from autotune.search.preflight import Prepared, narrowed
 from autotune.search.proposals import Exhausted, look_around
-from autotune.space import domains
 from autotune.space.canonical import label
-from autotune.space.model import Config
+from autotune.space.model import Choices, Config
 from autotune.space.search_space import SearchSpace
 
 BUILD_LIMIT_S: Final = 3600.0
@@ -104,7 +103,8 @@ def uses(space: SearchSpace, planner: Planner) -> Iterator[Use]:
 
     One that is dead, or refused, in all configurations needs none.
     """
-    for knob in space.knobs.values():
+    compiling = [k for k in space.knobs.values() if any(n.kind == "compiler" for n in k.needs)]
+    for knob in compiling:
         for value in _offered(space, knob.full_name):
             extension = knob.extension(value)
             if extension is None:
@@ -115,13 +115,17 @@ def uses(space: SearchSpace, planner: Planner) -> Iterator[Use]:
 
 
 def _offered(space: SearchSpace, knob: str) -> tuple[Any, ...]:
-    """Values of a knob that is tuned or stated; at its default nothing is compiled."""
+    """Values of a knob that is tuned or stated; at its default nothing is compiled.
+
+    Extensions belong to switches and choices, as with other needs of single values
+    (``search/available.py``); a range may be too long to be listed.
+    """
     stated = [section[knob] for section in (space.fixed, space.baseline) if knob in section]
     tuned = [
         value
         for param in space.params
-        if param.knob == knob
-        for value in domains.values(param.domain)
+        if param.knob == knob and isinstance(param.domain, Choices)
+        for value in param.domain.values
     ]
     return tuple(dict.fromkeys([*stated, *tuned]))
 

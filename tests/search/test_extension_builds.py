@@ -32,7 +32,7 @@ SPACE = (
 params:
   allgather_sequential: {choices: [false, true]}
   memory_efficient_linear: {choices: [true, false]}
-  stage3_prefetch_bucket_size: {choices: [100_000, 200_000]}
+  stage3_prefetch_bucket_size: {type: int, low: 1e5, high: 5e8, log: true}
 """
 )
 PLANTED = {"allgather_sequential": "X", "memory_efficient_linear": "X"}
