@@ -231,7 +231,7 @@ class Racing:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measuring:
-    """Rules of warm-up and timing (DESIGN.md, "Measuring")."""
+    """Rules of warm-up and timing (docs/explanation/measuring.md)."""
 
     check_iterations: int = 3
     """First iterations, part of the warm-up, whose loss and gradient norm are recorded."""
