@@ -1,7 +1,7 @@
 """Does measuring cost the measured step anything? Windows of a trial against a plain loop.
 
     PYTHONPATH=. python benchmarks/instrumentation.py [--backends zero3 fsdp2 ddp] [--output FILE]
-    PYTHONPATH=. python benchmarks/instrumentation.py --device cuda --model qwen3-0.6b
+    PYTHONPATH=. python benchmarks/instrumentation.py --device cuda
 
 Trials run as always, on the local launcher with its watchdog. After a trial's own window, pairs of
 blocks follow in its ranks, on its engine, in random order: M is a window as trials time it (marks,
@@ -39,6 +39,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+import configs
 import harness
 import instrumented
 import support_trials
@@ -49,7 +50,7 @@ from autotune.contract.plan import Deadlines, Measuring, Plan, Topology
 from autotune.launchers.local import LocalLauncher
 
 LIMITS = {"cpu": 0.03, "cuda": 0.01}
-DEFAULTS = {
+DEFAULTS: dict[str, dict[str, Any]] = {
     "cpu": {
         "model": "qwen3-tiny",
         "launches": 10,
@@ -58,11 +59,12 @@ DEFAULTS = {
         "micro_batch": 2,
         "iterations": 8,
     },
+    # Two layers, so that the devices bound the step: where the host does, its noise hides 1 %.
     "cuda": {
-        "model": "qwen3-0.6b",
-        "launches": 5,
+        "layers": 2,
+        "launches": 4,
         "seconds": 4.0,
-        "max_length": 1024,
+        "max_length": 4096,
         "micro_batch": 8,
         "iterations": 4,
     },
@@ -253,6 +255,9 @@ def main() -> int:
     rows = [[*head.split("|"), "cold", "seconds", "fine"]]
     about, fine = harness.machine(), True
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        if arguments.layers is not None:
+            cut = {"config": configs.qwen3(arguments.layers)}
+            arguments.model = configs.model_of(cut, Path(folder) / f"qwen3-4b-{arguments.layers}")
         launcher = LocalLauncher(
             StudyFolder(Path(folder)),
             arguments.processes,
@@ -284,7 +289,9 @@ def _arguments() -> argparse.Namespace:
     parser = harness.parser(__doc__.splitlines()[0])
     parser.add_argument("--backends", nargs="+", default=["zero3", "fsdp2", "ddp"])
     parser.add_argument("--device", choices=LIMITS, default="cpu")
-    parser.add_argument("--model", help="preset")
+    model = parser.add_mutually_exclusive_group()
+    model.add_argument("--model", help="preset, or a folder with a config.json")
+    model.add_argument("--layers", type=int, help="so many layers of Qwen3 4B")
     parser.add_argument("--launches", type=int, help="per backend, at least two")
     parser.add_argument("--seconds", type=float, help="of blocks per launch")
     parser.add_argument("--max-length", type=int)
@@ -293,7 +300,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--cold", type=int, default=0, help="pairs of whole launches")
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
-    for name, value in DEFAULTS[arguments.device].items():
+    defaults = dict(DEFAULTS[arguments.device])
+    if arguments.model is not None or arguments.layers is not None:
+        defaults |= {"model": None, "layers": None}
+    for name, value in defaults.items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, value)
     return arguments

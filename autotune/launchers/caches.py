@@ -12,10 +12,11 @@
   with it, so searches that run at once do not meet, and one after another they share. Within a
   trial each rank has a folder of its own: ranks of one trial compile the same things at the same
   moment, so that a common folder would spare nothing.
-- Extensions, which take a C++ compiler most of a minute, are built by one rank while the others
-  wait for its lock file (``torch/utils/file_baton.py``). A rank that is killed meanwhile leaves
-  the file, and every later trial would wait for it: as the slot's only user a launcher knows that
-  such a file has no owner, and removes it.
+- Extensions, which take a compiler a minute or more, have one folder for all ranks. A search
+  builds them before its first trial (``search/extensions.py``); ranks only load them, one after
+  the other, by a lock file (``torch/utils/file_baton.py``). A process that is killed meanwhile
+  leaves the file, and every later one would wait for it: as the slot's only user a launcher knows
+  that such a file has no owner, and removes it.
 - Inductor takes a library that is there for a whole one (``torch/_inductor/codecache.py``), and a
   C++ compiler that is killed leaves the beginning of one, which no process can load: it is removed
   in the same way.
@@ -39,6 +40,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from autotune.contract import jsonfile
+from autotune.contract.extensions import FOLDER_VARIABLE as EXTENSIONS
 
 RANK_FOLDERS: Final = {
     "TRITON_CACHE_DIR": "triton",
@@ -46,7 +48,6 @@ RANK_FOLDERS: Final = {
     "TILELANG_CACHE_DIR": "tilelang",
 }
 """Variables whose folder has a part for each rank."""
-EXTENSIONS: Final = "TORCH_EXTENSIONS_DIR"
 EXTENSIONS_FOLDER: Final = "extensions"
 BUILD_LOCK: Final = "lock"
 """Name of the file that marks a build under way (``torch/utils/cpp_extension.py``)."""

@@ -59,6 +59,18 @@ Error while creating shared memory segment /dev/shm/nccl-Ab12Cd (size 9637888), 
             "incompatible",
         ),
         ({"IncompatibleConfigError"}, "DeepSpeed refuses the configuration", "incompatible"),
+        (
+            {"InternalTorchDynamoError", "TorchDynamoException", "RuntimeError"},
+            "TypeError: cannot determine truth value of Relational: s12*s48 < s48",
+            "incompatible",
+        ),
+        (set(), "torch._dynamo.exc.Unsupported: Data-dependent branching", "incompatible"),
+        ({"FailOnRecompileLimitHit"}, "recompile_limit reached", "incompatible"),
+        (
+            {"BackendCompilerFailed", "TorchDynamoException"},
+            "backend='inductor' raised: OSError: [Errno 28] No space left on device",
+            "infra",
+        ),
         ({"OSError"}, "[Errno 98] Address already in use", "infra"),
         (
             {"DistNetworkError"},
