@@ -157,6 +157,10 @@ class StudyFolder:
         """What came of comparing the kernel, workload and machine of this digest."""
         return self.path / _FOLDERS["kernel"] / f"{digest}.json"
 
+    def has_kernel_verdicts(self) -> bool:
+        """Whether a kernel was compared, which may have taken minutes."""
+        return any((self.path / _FOLDERS["kernel"]).glob("*.json"))
+
     def attempt(self, purpose: Purpose, number: int, attempt: int) -> AttemptFolder:
         """The folder of one launch (not created)."""
         return AttemptFolder(self.path / _FOLDERS[purpose] / f"{number:05d}" / f"attempt-{attempt}")

@@ -104,12 +104,16 @@ def open_store(request: SearchRequest) -> Store:
 
 @contextlib.contextmanager
 def _study_lock(folder: StudyFolder) -> Iterator[Held]:
-    """Hold the study; a folder in which no study came to be is removed again."""
+    """Hold the study; a folder in which no study came to be is removed again.
+
+    Verdicts on kernels stay: the same command then goes on with what was not compared yet.
+    """
     with hold(folder) as held:
         try:
             yield held
         finally:
-            if not folder.study_file.exists() and not held.is_replaced:
+            begun = folder.study_file.exists() or folder.has_kernel_verdicts()
+            if not begun and not held.is_replaced:
                 shutil.rmtree(folder.path, ignore_errors=True)
 
 
