@@ -10,6 +10,7 @@ import dataclasses
 import importlib
 import multiprocessing
 import os
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -49,28 +50,7 @@ NUMERICS = Numerics(
     loss_tolerance=1e-4,
     norm_tolerance=1e-3,
 )
-PRELOAD = [
-    "support_trials",
-    "transformers.models.qwen3.modeling_qwen3",
-    "transformers.models.qwen3_moe.modeling_qwen3_moe",
-    "transformers.models.qwen3_5.modeling_qwen3_5",
-    "peft",
-    "torch.distributed.fsdp",
-    "functorch.compile",
-    "torch._dynamo.repro.after_aot",
-    "torch._inductor.compile_fx",
-    "deepspeed.module_inject.auto_ep_layer",
-    "deepspeed.runtime.zero.muon.muon_optimizer",
-    "deepspeed.runtime.superoffload.superoffload_stage3",
-    "deepspeed.runtime.zero.stage_1_and_2",
-    "deepspeed.runtime.bf16_optimizer",
-    "autotune.backends.deepspeed_engine",
-    "autotune.backends.fsdp2_engine",
-    "autotune.backends.ddp_engine",
-    "autotune.worker.session",
-    "autotune.worker.measure",
-    "autotune.worker.rendezvous",
-]
+HERE = str(Path(__file__).parent)
 
 
 def defaults(backend: str) -> dict[str, Any]:
@@ -196,7 +176,7 @@ def launch(
     """Start the ranks of a trial whose plan is written."""
     os.environ["OMP_NUM_THREADS"] = "1"
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
+    _start_server()
     started = [
         context.Process(target=rank_main, args=(str(folder.path), rank, ranks, fault))
         for rank in range(ranks)
@@ -204,6 +184,20 @@ def launch(
     for process in started:
         process.start()
     return started
+
+
+def _start_server() -> None:
+    """Start the fork server, once; before Python 3.13 it knows no ``sys.path`` but its own."""
+    forkserver.set_forkserver_preload(["rank_server"])
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (HERE, before)))
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
 
 
 def rank_main(path: str, rank: int, ranks: int, fault: str | None) -> None:

@@ -15,6 +15,7 @@ from autotune.errors import EnvironmentFault
 from autotune.launchers.base import Launcher, Order
 from autotune.search.device_memory import DeviceMemory
 from autotune.search.events import EventSink
+from autotune.search.extensions import with_built_extensions
 from autotune.search.finetuning import imported_once
 from autotune.search.interrupts import Interrupts
 from autotune.search.kernel_checks import with_right_kernels
@@ -54,7 +55,8 @@ def open_study(
 
     Raises:
         EnvironmentFault: Another coordinator holds it, or its folder cannot be written.
-        SpaceError: A kernel that is fixed, or the only one that is left, is wrong here.
+        SpaceError: A kernel that is fixed, or the only one that is left, is wrong here, or an
+            extension that such a value needs cannot be built.
         KeyboardInterrupt: The user asked to stop before anything was launched.
     """
     folder = prepared.folder
@@ -72,6 +74,7 @@ def open_study(
         )
         try:
             prepared = with_right_kernels(prepared, runner, events)
+            prepared = with_built_extensions(prepared, runner, events)
             loop = Loop(
                 settings=LoopSettings(
                     trials=prepared.trials, anchors=prepared.anchors, early_stop=request.early_stop
@@ -104,7 +107,8 @@ def open_store(request: SearchRequest) -> Store:
 def _study_lock(folder: StudyFolder) -> Iterator[Held]:
     """Hold the study; a folder in which no study came to be is removed again.
 
-    A fault of the machine keeps it where a launcher has written a log, which the error may name.
+    Verdicts on kernels stay: the same command then goes on with what was not compared yet. A fault
+    of the machine keeps the folder where a launcher has written a log, which the error may name.
     """
     logs = False
     with hold(folder) as held:
@@ -114,7 +118,8 @@ def _study_lock(folder: StudyFolder) -> Iterator[Held]:
             logs = any(log.stat().st_size > 0 for log in folder.path.glob("*.log"))
             raise
         finally:
-            if not folder.study_file.exists() and not held.is_replaced and not logs:
+            begun = folder.study_file.exists() or folder.has_kernel_verdicts()
+            if not begun and not held.is_replaced and not logs:
                 shutil.rmtree(folder.path, ignore_errors=True)
 
 

@@ -42,6 +42,7 @@ COMMON: Final = (
     # Our own, which import each other inside functions.
     "autotune.worker.session",
     "autotune.worker.attestation",
+    "autotune.worker.gradients",
     "autotune.worker.leaks",
     "autotune.worker.measure",
     "autotune.worker.rendezvous",

@@ -12,6 +12,8 @@ from support_trials import make_plan, measured, run_trial
 from autotune.contract.outcome import RankRecord
 from autotune.knobs import environment
 
+GLOBAL_BATCH = 12
+"""Three micro-steps an iteration: a first, a middle and a last one."""
 HERE = str(Path(__file__).resolve().parent)
 SELECTIVE = {"workload.activation_checkpointing": "selective"}
 REENTRANT = {"workload.activation_checkpointing": "full", "workload.use_reentrant": True}
@@ -19,7 +21,8 @@ REENTRANT = {"workload.activation_checkpointing": "full", "workload.use_reentran
 
 def _run(backend: str, changes: dict[str, Any], path: Path, **more: Any) -> RankRecord:
     """A trial whose changes are all read back as live values."""
-    plan = make_plan(backend, changes=changes, **more)
+    plan = make_plan(backend, changes=changes, global_batch=GLOBAL_BATCH, **more)
+    assert plan.cut.micro_steps == 3
     first, second = measured(run_trial(plan, path), path)
     assert first.measurement.checks == second.measurement.checks
     for name, value in changes.items():
@@ -145,7 +148,8 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> RankRecord:
     """BUG-036: an adapter is trained, most weights are frozen, ZeRO-3 splits them all."""
     pytest.importorskip("peft")
     path = tmp_path_factory.mktemp("adapters")
-    return measured(run_trial(make_plan("zero3", adapters={"rank": 4}), path), path)[0]
+    plan = make_plan("zero3", adapters={"rank": 4}, global_batch=GLOBAL_BATCH)
+    return measured(run_trial(plan, path), path)[0]
 
 
 def test_reentrant_recomputation_beside_frozen_weights_works(
@@ -163,7 +167,8 @@ def test_the_newer_mode_beside_frozen_weights_works_or_is_refused_by_its_kind(
         "workload.activation_checkpointing": mode,
         "zero3.stage3_param_persistence_threshold": 0,
     }
-    for record in run_trial(make_plan("zero3", changes=changes, adapters={"rank": 4}), tmp_path):
+    plan = make_plan("zero3", changes=changes, adapters={"rank": 4}, global_batch=GLOBAL_BATCH)
+    for record in run_trial(plan, tmp_path):
         assert record is not None
         if record.error is None:
             _agrees(record, adapters)

@@ -111,13 +111,9 @@ def test_a_rank_that_left_its_process_group_is_ended_too(bench):
     # Not rank 0, which leads the group: a leader cannot leave it.
     job, folder = bench.submit(["sleep", 600], ["leave_group"])
     wait_for(lambda: (folder.path / "left-group").exists(), "the rank's own session")
+    pids = rank_pids(folder)  # the other one may not have begun yet
     bench.launcher.cancel(job)
-    assert not any(psutil.pid_exists(pid) for pid in rank_pids(folder))
-
-
-def test_a_trial_without_heartbeat_is_in_its_launch_phase(bench):
-    status, _ = bench.run(["sleep", 600], phase_s={"launch": 0.5})
-    assert (status.stopped_for, status.phase) == ("hang", "launch")
+    assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
 def test_the_peers_of_a_crashed_rank_are_ended(bench):
@@ -151,6 +147,7 @@ def test_descendants_that_left_the_group_die_with_the_trial(bench, then):
 
 def test_ending_one_trial_leaves_another_and_its_descendants_alone(bench):
     long, long_folder = bench.submit(["daemons", ["sleep", 600]], ["sleep", 600])
+    rank_pids(long_folder)
     wait_for(lambda: read_pid(long_folder.path / "daemon-forked"), "the descendant")
     short, _ = bench.run(["daemons", ["exit", 0]], ["exit", 0])
     assert short.stopped_for is None
@@ -227,3 +224,9 @@ def test_a_secret_reaches_the_rank_and_no_file(bench, monkeypatch):
 def test_no_zombie_stays_behind(bench):
     bench.run(["daemons", ["exit", 0]], ["signal", signal.SIGKILL])
     assert psutil.Process(bench.launcher.ready.pid).children(recursive=True) == []
+
+
+def test_a_trial_without_heartbeat_is_in_its_launch_phase(bench):
+    """The last one: a server whose ranks did nothing is replaced before the next trial."""
+    status, _ = bench.run(["sleep", 600], phase_s={"launch": 0.5})
+    assert (status.stopped_for, status.phase) == ("hang", "launch")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +63,22 @@ def compare(
     return run_compare(request, bench.events.append, interrupts=interrupts), launcher
 
 
+@pytest.fixture(scope="module")
+def finished(memory: Path) -> tuple[Path, Path]:
+    """The folder of a finished study in which the largest micro-batch won, and a copy of it."""
+    folder = memory / "studied"
+    folder.mkdir()
+    Bench(folder).search(by_micro_batch, trials=12)
+    return folder, shutil.copytree(folder, memory / "kept")
+
+
 @pytest.fixture
-def studied(bench: Bench) -> Bench:
-    """A finished study in which the largest micro-batch won."""
-    bench.search(by_micro_batch, trials=12)
-    return bench
+def studied(finished: tuple[Path, Path]) -> Bench:
+    """The finished study as its search left it, whatever an earlier test did in its folder."""
+    folder, kept = finished
+    shutil.rmtree(folder)
+    shutil.copytree(kept, folder)
+    return Bench(folder)
 
 
 def slowest(contents: StudyContents) -> int:

@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 SCRIPT = Path(__file__).with_name("killed_search.py")
 STEP = 40
 """Of the changes that are not named in ``killed_search.py`` every so many-th is tried."""
-MEMORY = Path("/dev/shm")
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    if not os.access(MEMORY, os.W_OK):
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir=MEMORY) as name:
-        yield Path(name)
-
-
-def test_a_coordinator_killed_at_any_change_leaves_exactly_the_trials_asked_for(folder) -> None:
+def test_a_coordinator_killed_at_any_change_leaves_exactly_the_trials_asked_for(
+    memory_path: Path,
+) -> None:
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(folder), str(STEP)],
+        [sys.executable, str(SCRIPT), str(memory_path), str(STEP)],
         capture_output=True,
         text=True,
         timeout=600,

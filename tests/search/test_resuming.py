@@ -102,8 +102,8 @@ Bench(Path({folder!r})).search(script, trials=6)
 """
 
 
-def test_kill_9_in_mid_trial_and_the_same_command_goes_on(bench: Bench, tmp_path: Path) -> None:
-    code = KILLED.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
+def test_kill_9_in_mid_trial_and_the_same_command_goes_on(bench: Bench) -> None:
+    code = KILLED.format(tests=str(Path(__file__).parent), folder=str(bench.runs.parent))
     coordinator = subprocess.Popen([sys.executable, "-c", code], env=os.environ | {})
     try:
         plan = StudyFolder.of(bench.runs, "s").attempt("trial", 3, 0).plan_file
@@ -140,11 +140,10 @@ Bench(Path({folder!r})).search(script, trials=12)
 """
 
 
-def test_kill_9_at_any_moment_loses_nothing_and_counts_nothing_twice(
-    bench: Bench, tmp_path: Path
-) -> None:
+def test_kill_9_at_any_moment_loses_nothing_and_counts_nothing_twice(bench: Bench) -> None:
     """At each single change: ``test_killed_at_every_step.py``; real trials: ``kills.py``."""
-    code = KILLED_ANYWHERE.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
+    folder = str(bench.runs.parent)
+    code = KILLED_ANYWHERE.format(tests=str(Path(__file__).parent), folder=folder)
     study = StudyFolder.of(bench.runs, "s")
     moments = random.Random(7)
     for _ in range(5):

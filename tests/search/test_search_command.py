@@ -141,9 +141,9 @@ def test_a_version_known_to_be_bad_is_refused(
 SMALL = ["--set", "workload.data.max_length=48", "--set", "workload.global_batch=4"]
 MODEL = {
     "model_type": "qwen3", "vocab_size": 2048, "hidden_size": 64, "intermediate_size": 128,
-    "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32,
+    "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32,
 }  # fmt: skip
-"""Half the layers of the tiny preset; its embedding still is large enough to be partitioned."""
+"""One layer of half the tiny preset's width; its embedding is large enough to be partitioned."""
 
 
 def command(tmp_path: Path, space: str, *arguments: str) -> list[str]:
@@ -182,11 +182,11 @@ def test_a_whole_search_on_real_ranks(tmp_path: Path, space: str) -> None:
 TWO = """
 version: 1
 backend: fsdp2
-workload: {global_batch: 16, data: {lengths: ultrachat-like}}
+workload: {global_batch: 8, data: {lengths: ultrachat-like}}
 topology: {processes: 2}
 baseline: {micro_batch: 1}
 params:
-  micro_batch: {choices: [1, 8]}
+  micro_batch: {choices: [1, 4]}
 """
 """The second configuration is so much faster than the first that it is always confirmed."""
 
@@ -197,7 +197,7 @@ def test_killed_and_interrupted_searches_go_on(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     file = tmp_path / "two.yaml"
     file.write_text(TWO, encoding="utf-8")
-    words = command(tmp_path, str(file), "--trials", "2", "--set", "workload.global_batch=16")
+    words = command(tmp_path, str(file), "--trials", "2", "--set", "workload.global_batch=8")
     folder = StudyFolder.of(runs, "two")
     for attempt, number in (
         (folder.attempt("trial", 1, 0), signal.SIGKILL),
