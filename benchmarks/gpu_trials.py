@@ -375,6 +375,7 @@ def main() -> None:
     known = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (here, str(harness.ROOT), known)))
     results: list[dict[str, Any]] = []
+    about = harness.machine()
     with tempfile.TemporaryDirectory() as name:
         bench = open_bench(Path(name))
         try:
@@ -383,13 +384,14 @@ def main() -> None:
                 ok, facts = (None, {"why": left_out}) if left_out else run()
                 seconds = round(time.monotonic() - begun, 1)
                 results.append({"part": part, "ok": ok, "seconds": seconds, **facts})
+                harness.append("gpu_trials", results[-1:], options.output, about)
                 print(json.dumps(results[-1]), file=sys.stderr, flush=True)
         finally:
             bench.runner.close()
         ends = bench.left()["processes"]
     words = {True: "OK", False: "FAIL", None: "SKIP"}
     rows = [["part", "", "s"], *([r["part"], words[r["ok"]], str(r["seconds"])] for r in results)]
-    harness.finish("gpu_trials", results, rows, options.output)
+    harness.finish("gpu_trials", [], rows, None, where=lambda: about)
     failed = [one for one in results if one["ok"] is False]
     print(f"{len(results)} parts, {len(failed)} failed, {len(ends)} processes left")
     sys.exit(1 if failed or ends else 0)

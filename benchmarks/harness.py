@@ -125,6 +125,21 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return made
 
 
+def append(
+    name: str,
+    results: Sequence[dict[str, Any]],
+    output: Path | None,
+    about: dict[str, Any],
+) -> None:
+    """Append one record a result: at once, where a script may be stopped before its end."""
+    if output is None:
+        return
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with output.open("a") as file:
+        for result in results:
+            file.write(json.dumps({"benchmark": name, **result, **about}) + "\n")
+
+
 def finish(
     name: str,
     results: Sequence[dict[str, Any]],
@@ -133,13 +148,8 @@ def finish(
     *,
     where: Callable[[], dict[str, Any]] = machine,
 ) -> None:
-    """Print the table, and append one record a result."""
+    """Print the table, and append what is not in the file yet."""
     about = where()
     print(table(rows))
     print(f"{about['cpu']}, {about['cores']} cores, {len(about['gpus'])} GPUs")
-    if output is None:
-        return
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with output.open("a") as file:
-        for result in results:
-            file.write(json.dumps({"benchmark": name, **result, **about}) + "\n")
+    append(name, results, output, about)

@@ -22,6 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import configs
 import harness
 
 from autotune.contract.folder import AttemptFolder
@@ -36,39 +37,10 @@ from autotune.search.preflight import Prepared, prepare
 from autotune.search.request import SearchRequest
 from autotune.space.model import Config
 
-QWEN3 = {
-    "model_type": "qwen3",
-    "vocab_size": 151936,
-    "hidden_size": 2560,
-    "intermediate_size": 9728,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 40960,
-    "rope_theta": 1_000_000,
-    "tie_word_embeddings": True,
-}
-"""Layers and vocabulary of Qwen3 4B, eight of its layers."""
-QWEN3_5 = {
-    "model_type": "qwen3_5_text",
-    "vocab_size": 248320,
-    "hidden_size": 2560,
-    "intermediate_size": 9728,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "max_position_embeddings": 32768,
-    "tie_word_embeddings": True,
-}
-"""Sixteen layers, twelve of them gated delta nets."""
 MODELS: dict[str, dict[str, Any]] = {
-    "tiny": {"model": "qwen3_5-tiny", "max_length": 256, "global_batch": 8},
-    "qwen3": {"config": QWEN3, "max_length": 8192, "global_batch": 16},
-    "qwen3_5": {"config": QWEN3_5, "max_length": 8192, "global_batch": 16},
+    "tiny": {"preset": "qwen3_5-tiny", "max_length": 256, "global_batch": 8},
+    "qwen3": {"config": configs.qwen3(8), "max_length": 8192, "global_batch": 16},
+    "qwen3_5": {"config": configs.qwen3_5(16), "max_length": 8192, "global_batch": 16},
 }
 SPACE = """
 version: 1
@@ -244,14 +216,10 @@ class Bench:
 def _prepared(name: str, arguments: Any, folder: Path) -> Prepared:
     shape = MODELS[name]
     folder.mkdir(parents=True)
-    model = shape.get("model")
-    if model is None:
-        (folder / "config.json").write_text(json.dumps(shape["config"]))
-        model = str(folder)
     path = folder / f"{name}.yaml"
     path.write_text(
         SPACE.format(
-            model=model,
+            model=configs.model_of(shape, folder),
             global_batch=shape["global_batch"],
             max_length=shape["max_length"],
             precision=arguments.precision,
@@ -315,12 +283,15 @@ def main() -> int:
     if arguments.caches is not None and arguments.processes != "1":
         parser.error("ranks that share a cache corrupt it: --caches needs --processes 1")
     results: list[dict[str, Any]] = []
+    about = harness.machine()
     with tempfile.TemporaryDirectory() as folder:
         if arguments.caches is not None:
             os.environ |= locations(arguments.caches.resolve())
         for name in arguments.models:
-            results += Bench(name, arguments, Path(folder)).run()
-    harness.finish("kernels", results, rows_of(results), arguments.output)
+            found = Bench(name, arguments, Path(folder)).run()
+            harness.append("kernels", found, arguments.output, about)
+            results += found
+    harness.finish("kernels", [], rows_of(results), None, where=lambda: about)
     return int(any(not one["passed"] or "failure" in one for one in results))
 
 

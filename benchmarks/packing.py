@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import configs
 import harness
 
 from autotune import registry
@@ -42,41 +43,8 @@ from autotune.space.model import Config
 KERNELS = ("attention", "linear_attention", "convolution")
 MODELS: dict[str, dict[str, Any]] = {
     "tiny": {"preset": "qwen3_5-tiny", "max_length": 512, "global_batch": 16},
-    "qwen3_5": {
-        "config": {
-            "model_type": "qwen3_5_text",
-            "vocab_size": 248320,
-            "hidden_size": 2560,
-            "intermediate_size": 9728,
-            "num_hidden_layers": 16,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "linear_num_key_heads": 16,
-            "linear_num_value_heads": 32,
-            "max_position_embeddings": 32768,
-            "tie_word_embeddings": True,
-        },
-        "max_length": 8192,
-        "global_batch": 12,
-    },
-    "qwen3": {
-        "config": {
-            "model_type": "qwen3",
-            "vocab_size": 151936,
-            "hidden_size": 2560,
-            "intermediate_size": 9728,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "max_position_embeddings": 40960,
-            "rope_theta": 1_000_000,
-            "tie_word_embeddings": True,
-        },
-        "max_length": 8192,
-        "global_batch": 12,
-    },
+    "qwen3_5": {"config": configs.qwen3_5(16), "max_length": 8192, "global_batch": 12},
+    "qwen3": {"config": configs.qwen3(12), "max_length": 8192, "global_batch": 12},
 }
 SPACE = """
 version: 1
@@ -150,13 +118,8 @@ def shortened(plan: Plan) -> Plan:
 def run(name: str, arguments: Any, folder: Path, until: float) -> list[dict[str, Any]]:
     """All configurations of one model; none is begun after ``until`` (monotonic clock)."""
     shape = MODELS[name]
-    model = shape.get("preset")
-    if model is None:
-        (folder / name).mkdir(parents=True)
-        (folder / name / "config.json").write_text(json.dumps(shape["config"]))
-        model = str(folder / name)
     text = SPACE.format(
-        model=model,
+        model=configs.model_of(shape, folder / name),
         global_batch=shape["global_batch"],
         max_length=shape["max_length"],
         precision=arguments.precision,

@@ -14,8 +14,6 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from autotune.contract.folder import AttemptFolder
 from autotune.contract.outcome import RankRecord
 from autotune.contract.plan import (
@@ -191,9 +189,15 @@ def launch(
 def _start_server() -> None:
     """Start the fork server, once; before Python 3.13 it knows no ``sys.path`` but its own."""
     forkserver.set_forkserver_preload(["rank_server"])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", HERE, prepend=os.pathsep)
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (HERE, before)))
+    try:
         forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
 
 
 def rank_main(path: str, rank: int, ranks: int, fault: str | None) -> None:

@@ -12,7 +12,8 @@ from autotune.contract.plan import Topology
 from autotune.exporters.base import ExportResult
 from autotune.exporters.choosing import choose
 from autotune.exporters.provenance import provenance
-from autotune.knobs import ddp, deepspeed, fsdp2, workload, zero3
+from autotune.knobs import ddp, deepspeed, fsdp2, kernels, workload, zero3
+from autotune.knobs import environment as variables
 from autotune.models.presets import PRESETS
 from autotune.report import document
 from autotune.report.progress import progress
@@ -147,7 +148,8 @@ def test_every_shipped_space_file_is_named_in_the_reference_and_says_how_it_is_s
 
 def test_the_space_files_reference_names_every_knob():
     page = (ROOT / "docs/reference/space-file.md").read_text()
-    knobs = [knob for owner in (workload, deepspeed, fsdp2, ddp) for knob in owner.KNOBS]
+    owners = (workload, kernels, deepspeed, fsdp2, ddp, variables)
+    knobs = [knob for owner in owners for knob in owner.KNOBS]
     live = [knob.name for knob in knobs if knob.numerics != "work" and knob.dead_when != "true"]
     assert len(live) > 15
-    assert [name for name in live if f"`{name}`" not in page] == []
+    assert [name for name in live if f"`{name}`" not in page and f".{name}`" not in page] == []

@@ -139,6 +139,24 @@ class Backend(Protocol):
         """
 
 
+class CompilingBackend(Backend, Protocol):
+    """One whose engine compiles extensions at first use: those that needs of its knobs name."""
+
+    def load_extension(self, name: str) -> str:
+        """Load an extension, compiled where it is not there yet; runs in a process of its own.
+
+        What this leaves in ``TORCH_EXTENSIONS_DIR`` must be what a rank of a trial finds and loads
+        without compiling.
+
+        Returns:
+            Path of the library.
+
+        Raises:
+            EnvironmentFault: The machine is at fault.
+            Exception: It cannot be built or loaded; the text holds all that the compiler said.
+        """
+
+
 def backend_of(name: str) -> Backend:
     """Return the backend registered as ``name``.
 

@@ -254,6 +254,11 @@ class DeepSpeedBackend:
 
         return build(as_run(self.render(plan)), plan, rank)
 
+    def load_extension(self, name: str) -> str:
+        from autotune.backends.deepspeed_extensions import load
+
+        return load(name)
+
 
 class Zero3Backend(DeepSpeedBackend):
     """DeepSpeed ZeRO stage 3: the same engine, without the choice."""

@@ -70,11 +70,18 @@ _MACHINE: Final = re.compile(
     r"no CUDA-capable device|CUDA driver initialization failed",
     re.IGNORECASE,
 )
+_CACHE_FOLDER: Final = (
+    r"/(\.?triton|inductor|torchinductor_\w+|tilelang|torch_extensions|extensions)/"
+)
 _CACHE: Final = re.compile(
-    r"\[Errno \d+\][^\n]*/(\.?triton|inductor|torchinductor_\w+|tilelang|torch_extensions|"
-    r"extensions)/"
+    rf"\[Errno \d+\][^\n]*{_CACHE_FOLDER}|"
+    rf"{_CACHE_FOLDER}[^\n]*: (file too short|invalid ELF header|cannot read file data)"
 )
 """A file of a compiler's cache that another process took away or half wrote."""
+_COMPILER_TYPES: Final = frozenset({"TorchDynamoException", "FailOnRecompileLimitHit"})
+_COMPILER: Final = re.compile(r"\btorch\._dynamo\.exc\.|Set TORCHDYNAMO_VERBOSE=1")
+"""``torch.compile`` that cannot take a model (``torch/_dynamo/exc.py``): a matter of what was to be
+compiled, unless the machine kept it from compiling."""
 
 
 def kind_of(type_names: Collection[str], text: str) -> FailureKind:
@@ -91,7 +98,10 @@ def kind_of(type_names: Collection[str], text: str) -> FailureKind:
     if "OutOfMemoryError" in type_names or _DEVICE_MEMORY.search(text):
         return "oom_device"
     lost = not _PEER_TYPES.isdisjoint(type_names) or _PEER.search(text)
-    return "infra" if lost or _MACHINE.search(text) or _CACHE.search(text) else "crash"
+    if lost or _MACHINE.search(text) or _CACHE.search(text):
+        return "infra"
+    uncompiled = not _COMPILER_TYPES.isdisjoint(type_names) or _COMPILER.search(text)
+    return "incompatible" if uncompiled else "crash"
 
 
 def is_host_memory(text: str) -> bool:

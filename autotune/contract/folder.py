@@ -10,6 +10,7 @@
     RUNS/STUDY/trials/00003/attempt-0/ one launch
     RUNS/STUDY/remeasurements/00000/attempt-0/
     RUNS/STUDY/kernels/00000/attempt-0/  a kernel compared with its reference
+    RUNS/STUDY/extensions/00000/attempt-0/  what an engine compiles at first use, built before
         plan.json outcome.json
         rank-0.json rank-0.log heartbeat-0.json heartbeat-0.progress
         command.json deepspeed.json steps-RANK-PID.jsonl   of a command: what it was given, and
@@ -37,6 +38,7 @@ _FOLDERS: Final[dict[Purpose, str]] = {
     "trial": "trials",
     "remeasurement": "remeasurements",
     "kernel": "kernels",
+    "extension": "extensions",
 }
 
 
@@ -154,6 +156,10 @@ class StudyFolder:
     def kernel_verdict(self, digest: str) -> Path:
         """What came of comparing the kernel, workload and machine of this digest."""
         return self.path / _FOLDERS["kernel"] / f"{digest}.json"
+
+    def has_kernel_verdicts(self) -> bool:
+        """Whether a kernel was compared, which may have taken minutes."""
+        return any((self.path / _FOLDERS["kernel"]).glob("*.json"))
 
     def attempt(self, purpose: Purpose, number: int, attempt: int) -> AttemptFolder:
         """The folder of one launch (not created)."""

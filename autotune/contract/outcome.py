@@ -10,12 +10,13 @@ import dataclasses
 import math
 from typing import Any, Literal
 
+from autotune.contract.extensions import ExtensionBuild
 from autotune.contract.failures import FailureKind, Phase
 from autotune.contract.kernels import KernelCheck
 from autotune.contract.plan import CheckPoint, MicroStep
 
 ReadBackLevel = Literal["live", "parsed", "effect", "schedule", "environment"]
-RankStatus = Literal["measured", "stopped_early", "checked", "failed"]
+RankStatus = Literal["measured", "stopped_early", "checked", "built", "failed"]
 State = Literal["complete", "stopped_early", "failed", "interrupted"]
 
 
@@ -126,6 +127,8 @@ class RankRecord:
     measurement: RankMeasurement | None = None
     kernel: KernelCheck | None = None
     """Of a rank that compared a kernel instead of running iterations."""
+    extension: ExtensionBuild | None = None
+    """Of a rank that built an extension instead."""
 
     def __post_init__(self) -> None:
         if (self.status == "failed") != (self.error is not None):
@@ -134,6 +137,8 @@ class RankRecord:
             raise ValueError("a rank record has a measurement exactly when it was measured")
         if (self.status == "checked") != (self.kernel is not None):
             raise ValueError("a rank record has a kernel check exactly when it is 'checked'")
+        if (self.status == "built") != (self.extension is not None):
+            raise ValueError("a rank record has an extension exactly when its status is 'built'")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

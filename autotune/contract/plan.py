@@ -14,7 +14,7 @@ from autotune.contract import codec, jsonfile
 
 DType = Literal["fp32", "bf16"]
 Batching = Literal["padded", "sorted", "packed"]
-Purpose = Literal["trial", "remeasurement", "kernel"]
+Purpose = Literal["trial", "remeasurement", "kernel", "extension"]
 Finetune = Literal["full", "lora", "qlora"]
 """``full``: all weights are trained. ``lora``: adapters beside frozen weights. ``qlora``: the same
 beside weights that are stored in four bits."""
@@ -231,7 +231,7 @@ class Racing:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measuring:
-    """Rules of warm-up and timing (DESIGN.md, "Measuring")."""
+    """Rules of warm-up and timing (docs/explanation/measuring.md)."""
 
     check_iterations: int = 3
     """First iterations, part of the warm-up, whose loss and gradient norm are recorded."""

@@ -186,3 +186,15 @@ def resident_bytes() -> int:
     """Return the resident size of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def is_open(path: Path) -> bool:
+    """Whether a process of this user, on this machine, has the file open."""
+    wanted = path.resolve()
+    for pid in (os.getpid(), *_own_processes()):
+        with contextlib.suppress(OSError):  # it ended in between
+            for entry in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    if entry.readlink() == wanted:
+                        return True
+    return False

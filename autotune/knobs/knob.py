@@ -16,12 +16,17 @@ class Need:
     """What a machine must have before a knob can be anything but its default."""
 
     kind: Literal["device", "compiler", "torch_method"]
-    """``device``: a CUDA device; ``compiler``: nvcc, for what is built at first use;
-    ``torch_method``: a method of ``FSDPModule``."""
+    """``device``: a CUDA device; ``compiler``: nvcc, for an extension that the engine compiles at
+    first use, and that a search builds before its first trial; ``torch_method``: a method of
+    ``FSDPModule``."""
     name: str = ""
-    """Of the method."""
+    """Of the method; of the extension, as its engine names it (DeepSpeed: the builder's class)."""
     values: tuple[Any, ...] = ()
     """The values that need it; empty: all but the default."""
+
+    def concerns(self, value: Any, default: Any) -> bool:
+        """Whether a knob with this default needs it to have ``value``."""
+        return value in self.values if self.values else value != default
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,6 +85,14 @@ class Knob:
     def always_dead(self) -> bool:
         """Whether the value never changes anything under this owner."""
         return self.dead_when == "true"
+
+    def extension(self, value: Any) -> str | None:
+        """Return the extension that the owner compiles at first use where this knob has ``value``.
+
+        By the owner's own name for it. No value of a knob has two.
+        """
+        needs = (need for need in self.needs if need.kind == "compiler")
+        return next((need.name for need in needs if need.concerns(value, self.default)), None)
 
     @property
     def full_name(self) -> str:

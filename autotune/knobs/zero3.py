@@ -16,8 +16,9 @@ from typing import Final
 from autotune.knobs.knob import Knob, Need
 
 _CONFIG: Final = "deepspeed/runtime/zero/config.py"
-_BUILT: Final = (Need(kind="device"), Need(kind="compiler"))
-"""Of what DeepSpeed compiles at first use (``op_builder/quantizer.py``, ``op_builder/dc.py``)."""
+_QUANTIZER: Final = (Need(kind="device"), Need(kind="compiler", name="QuantizerBuilder"))
+_DEEPCOMPILE: Final = (Need(kind="device"), Need(kind="compiler", name="DeepCompileBuilder"))
+"""What DeepSpeed compiles at first use (``op_builder/quantizer.py``, ``op_builder/dc.py``)."""
 
 _FETCH: Final = (
     Knob(
@@ -170,7 +171,7 @@ _HIERARCHY: Final = (
         source=_CONFIG,
         meaning="Weights cross processes as 8-bit numbers (ZeRO++): half the traffic, rounded each "
         "time.",
-        needs=_BUILT,
+        needs=_QUANTIZER,
         later=True,
     ),
     Knob(
@@ -184,7 +185,7 @@ _HIERARCHY: Final = (
         source="deepspeed/runtime/zero/stage3.py",
         meaning="Between nodes gradients go as 4-bit and 8-bit numbers (ZeRO++): a quarter of the "
         "traffic, rounded each time. On one node it changes nothing and is refused.",
-        needs=_BUILT,
+        needs=_QUANTIZER,
         later=True,
     ),
     Knob(
@@ -199,7 +200,7 @@ _HIERARCHY: Final = (
         source="deepspeed/compile/config.py",
         meaning="The whole model by torch.compile, with gathers and reductions placed in its graph "
         "(DeepCompile); its first steps take minutes.",
-        needs=_BUILT,
+        needs=_DEEPCOMPILE,
         later=True,
     ),
 )

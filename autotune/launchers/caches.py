@@ -12,10 +12,14 @@
   with it, so searches that run at once do not meet, and one after another they share. Within a
   trial each rank has a folder of its own: ranks of one trial compile the same things at the same
   moment, so that a common folder would spare nothing.
-- Extensions, which take a C++ compiler most of a minute, are built by one rank while the others
-  wait for its lock file (``torch/utils/file_baton.py``). A rank that is killed meanwhile leaves
-  the file, and every later trial would wait for it: as the slot's only user a launcher knows that
-  such a file has no owner, and removes it.
+- Extensions, which take a compiler a minute or more, have one folder for all ranks. A search
+  builds them before its first trial (``search/extensions.py``); ranks only load them, one after
+  the other, by a lock file (``torch/utils/file_baton.py``). A process that is killed meanwhile
+  leaves the file, and every later one would wait for it: as the slot's only user a launcher knows
+  that such a file has no owner, and removes it.
+- Inductor takes a library that is there for a whole one (``torch/_inductor/codecache.py``), and a
+  C++ compiler that is killed leaves the beginning of one, which no process can load: it is removed
+  in the same way.
 
 A variable that the user has set stays as it is.
 """
@@ -36,6 +40,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from autotune.contract import jsonfile
+from autotune.contract.extensions import FOLDER_VARIABLE as EXTENSIONS
 
 RANK_FOLDERS: Final = {
     "TRITON_CACHE_DIR": "triton",
@@ -43,7 +48,6 @@ RANK_FOLDERS: Final = {
     "TILELANG_CACHE_DIR": "tilelang",
 }
 """Variables whose folder has a part for each rank."""
-EXTENSIONS: Final = "TORCH_EXTENSIONS_DIR"
 EXTENSIONS_FOLDER: Final = "extensions"
 BUILD_LOCK: Final = "lock"
 """Name of the file that marks a build under way (``torch/utils/cpp_extension.py``)."""
@@ -58,6 +62,7 @@ _PACKAGES: Final = (
     "causal-conv1d",
     "liger-kernel",
 )
+INDUCTOR_FOLDER: Final = RANK_FOLDERS["TORCHINDUCTOR_CACHE_DIR"]
 _COMPILER_VARIABLES: Final = ("CC", "CXX", "CUDA_HOME", "TORCH_CUDA_ARCH_LIST")
 _MOST_SLOTS: Final = 1000
 _PROC: Final = Path("/proc")
@@ -84,7 +89,7 @@ class CacheSlot:
         shared = {EXTENSIONS: str(self.folder / EXTENSIONS_FOLDER)} | dict(environment)
         return shared, own
 
-    def remove_stale_locks(self) -> tuple[str, ...]:
+    def remove_leftovers(self) -> tuple[str, ...]:
         """Remove what builds left that were killed; only while no trial of this launcher runs.
 
         Returns:
@@ -95,12 +100,33 @@ class CacheSlot:
             with contextlib.suppress(OSError):
                 path.unlink()
                 done.append(f"removed {path}, the lock of a build that was killed")
+        for path in sorted((self.folder / INDUCTOR_FOLDER).rglob("*.so")):
+            with contextlib.suppress(OSError):
+                if not is_whole_library(path):
+                    path.unlink()
+                    done.append(f"removed {path}, which a killed compiler had half written")
         return tuple(done)
 
     def release(self) -> None:
         """Let another launcher have the slot."""
         if self._lock is not None:
             self._lock.close()
+
+
+def is_whole_library(path: Path) -> bool:
+    """Whether a shared library was written to its end, where linkers put the section headers.
+
+    Of 64-bit little-endian ELF files, the only ones that training runs on; fields by ``elf(5)``.
+    """
+    with path.open("rb") as file:
+        header = file.read(64)
+        size = os.fstat(file.fileno()).st_size
+    if len(header) < 64 or not header.startswith(b"\x7fELF"):
+        return False
+    start, entry, count = (
+        int.from_bytes(header[begin:end], "little") for begin, end in ((40, 48), (58, 60), (60, 62))
+    )
+    return start + entry * count <= size
 
 
 def locations(folder: Path) -> dict[str, str]:

@@ -18,6 +18,7 @@ what was dropped are recorded.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal
@@ -115,6 +116,7 @@ def child_environment(
     per_node = max(1, plan.topology.processes // plan.topology.nodes)
     environment.setdefault("OMP_NUM_THREADS", str(max(1, cores // per_node)))
     environment.setdefault("TOKENIZERS_PARALLELISM", "false")
+    environment["PATH"] = with_interpreters_folder(environment.get("PATH", os.defpath))
     if plan.topology.nodes == 1:
         # One node needs no network: nothing of a trial listens where others can reach it.
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -172,6 +174,16 @@ def server_environment(
     environment |= device_environment(environment, device)
     environment[MARKER] = mark.ljust(MARKER_LENGTH, "-")
     return with_package(environment, package_root)
+
+
+def with_interpreters_folder(path: str) -> str:
+    """Return a search path that also leads to what is installed beside the interpreter.
+
+    Extensions are built by ``ninja``, which an environment that is not activated has there.
+    """
+    folder = str(Path(sys.executable).parent)
+    parts = path.split(os.pathsep)
+    return path if folder in parts else os.pathsep.join([*parts, folder])
 
 
 def with_package(environment: Mapping[str, str], package_root: Path | None) -> dict[str, str]:

@@ -159,7 +159,7 @@ class LocalLauncher:
         server, kind = self._server(kind)
         notes, self._notes = self._notes, []
         if not self._busy():
-            notes += self._pool.slot(kind.settings).remove_stale_locks()
+            notes += self._pool.slot(kind.settings).remove_leftovers()
         submitted_at, started_s = time.time(), time.monotonic()
         entry = _Job(
             plan=plan,

@@ -1,8 +1,8 @@
 """The report as one JSON document: a contract for programs, and the source of the other reports.
 
-Beyond the keys that DESIGN.md fixes it holds ``running``, ``topology``, ``projection``,
-``replayed_from`` (the table that the launches were played from) and ``problems``; trials carry
-``origin``, ``other_context``, ``outside_space``, ``unsteady``, ``unstable``,
+Its keys: docs/reference/report-json.md. Beyond the first ones it holds ``running``, ``topology``,
+``projection``, ``replayed_from`` (the table that the launches were played from) and ``problems``;
+trials carry ``origin``, ``other_context``, ``outside_space``, ``unsteady``, ``unstable``,
 ``invalid_s_per_it``, ``warmup_s``, ``compile_s`` and ``log``; ``baseline`` and ``best`` carry
 ``read_back`` (how far each setting was seen in effect), ``implementations`` and ``unverified``;
 ``best`` carries the verdict's ``reason``, ``later_trials``, how many were launched after it, and

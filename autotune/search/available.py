@@ -44,7 +44,7 @@ def available(space: SearchSpace, topology: Topology) -> SearchSpace:
 def lacking(knob: Knob, value: Any, topology: Topology) -> str | None:
     """Return why ``knob`` cannot have ``value`` on this machine; ``None`` if it can."""
     for need in knob.needs:
-        concerned = value in need.values if need.values else value != knob.default
+        concerned = need.concerns(value, knob.default)
         reason = _missing(need, topology) if concerned else None
         if reason is not None:
             return reason
@@ -77,7 +77,7 @@ def _missing(need: Need, topology: Topology) -> str | None:
         return None if topology.device == "cuda" else "it needs a CUDA device"
     if need.kind == "compiler":
         return None if _has_compiler() else (
-            "it is compiled at first use, and neither CUDA_HOME nor PATH has nvcc"
+            "it is compiled on this machine, and neither CUDA_HOME nor PATH has nvcc"
         )  # fmt: skip
     if need.name in _fsdp_methods():
         return None

@@ -18,7 +18,7 @@ from autotune.analysis.launches import LaunchTime, summarise
 from autotune.analysis.paired import Comparison, Turn, compare_turns
 from autotune.contract.folder import StudyFolder
 from autotune.errors import InputError, InterruptedSearch, NothingFeasibleError
-from autotune.search import deepspeed_file, history, resume, ties
+from autotune.search import deepspeed_file, extensions, history, resume, ties
 from autotune.search.events import EventSink, Message
 from autotune.search.interrupts import Interrupts
 from autotune.search.open_study import OpenStudy, open_store, open_study
@@ -208,6 +208,7 @@ def _find(
     for text in found.notes:
         notes.append(f"{path.name}: {text}")
         events(Message(text=notes[-1]))
+    extensions.build_beside(study.prepared, found.config, study.runner, events)
     record = study.loop.bring_in(f"{COMPARED}{path.name}", found.config)
     failure = history.failure_of(record)
     if failure is not None:

@@ -264,7 +264,9 @@ class _Confirmation:
         names = ", ".join(str(one.trial.number) for one in judged)
         who = f"trial {names}" if len(judged) == 1 else f"of trials {names} none"
         reason = f"{who} showed a gain beyond the noise between launches"
-        if len(judged) == 1:
+        if len(judged) == 1 and _is_slower(judged[0]):
+            reason = f"{who} is slower"
+        elif len(judged) == 1:
             reason = f"{who} showed no gain beyond the noise between launches"
         near = [one for one in judged if one.found.verdict_hint == "faster"]
         if near:

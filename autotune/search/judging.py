@@ -31,7 +31,7 @@ from autotune.launchers.base import JobStatus
 from autotune.search.causes import RankReading, find_cause, shortened
 
 GPU_MARGIN_BYTES: Final = 2 * 1024**3
-"""Memory that must stay free on a GPU whatever the share (DESIGN.md, "Measuring")."""
+"""Memory that must stay free on a GPU whatever the share (docs/explanation/measuring.md)."""
 SAME: Final = 1e-6
 """Relative difference up to which two ranks' global loss or gradient norm are the same."""
 

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from autotune.contract import codec, jsonfile
 from autotune.contract.folder import StudyFolder
-from autotune.contract.kernels import KernelCheck, KernelVerdict
-from autotune.contract.outcome import Failure
+from autotune.contract.kernels import KernelVerdict
+from autotune.contract.outcome import Failure, RankRecord
 from autotune.contract.plan import Plan, Reference, Workload
 from autotune.errors import RecordError
 from autotune.knobs.kernels import OWNER
@@ -55,9 +55,8 @@ def with_right_kernels(prepared: Prepared, runner: Runner, events: EventSink) ->
         digest = _digest(prepared, plan)
         verdict = _known(prepared.folder, digest)
         if verdict is None:
-            if not launched:
-                events(Message(text="kernels are compared with their references"))
             launched += 1
+            events(Message(text=f"{full_name(layer)}: {choice!r} is compared with its reference"))
             verdict = _launch(prepared, plan, runner)
             _keep(prepared.folder, digest, verdict)
         if verdict.reason:
@@ -160,26 +159,24 @@ def _tuned(space: SearchSpace, knob: str) -> list[Any]:
 
 
 def _launch(prepared: Prepared, plan: Plan, runner: Runner) -> KernelVerdict:
-    folder, attempt = prepared.folder, 0
-    while folder.attempt("kernel", plan.number, attempt).path.exists():
-        attempt += 1
-    where = folder.attempt("kernel", plan.number, attempt)
-    found = runner.check_kernel(where, dataclasses.replace(plan, attempt=attempt))
+    found, where = runner.run_alone(plan, fault="a kernel could not be checked")
+    check = found.kernel if isinstance(found, RankRecord) else None
     (knob,) = plan.verify
     return KernelVerdict(
         knob=knob,
         choice=str(plan.config[knob]),
         reason=_reason(found),
-        check=found if isinstance(found, KernelCheck) else None,
+        check=check,
         driver=prepared.environment["driver"],
-        folder=str(where.path.relative_to(folder.path)),
+        folder=str(where.path.relative_to(prepared.folder.path)),
     )
 
 
-def _reason(found: KernelCheck | Failure) -> str:
-    if isinstance(found, KernelCheck):
-        return "" if found.passed else found.reason
-    return f"comparing it with its reference ended in {found.kind}: {found.reason}"
+def _reason(found: RankRecord | Failure) -> str:
+    if isinstance(found, Failure):
+        return f"comparing it with its reference ended in {found.kind}: {found.reason}"
+    assert found.kernel is not None, "a rank that compares a kernel says what came of it"
+    return "" if found.kernel.passed else found.kernel.reason
 
 
 def _digest(prepared: Prepared, plan: Plan) -> str:

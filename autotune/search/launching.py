@@ -11,8 +11,7 @@ from typing import Any, Final
 from autotune.contract import hostmemory
 from autotune.contract.failures import POLICIES, Phase
 from autotune.contract.folder import AttemptFolder
-from autotune.contract.kernels import KernelCheck
-from autotune.contract.outcome import Failure, Outcome
+from autotune.contract.outcome import Failure, Outcome, RankRecord
 from autotune.contract.plan import Plan, Purpose, Racing, Reference
 from autotune.errors import AutotuneError, EnvironmentFault, RecordError
 from autotune.knobs.words import changed_settings
@@ -169,14 +168,44 @@ class Runner:
         )
         return outcome
 
-    def check_kernel(self, folder: AttemptFolder, plan: Plan) -> KernelCheck | Failure:
-        """Launch a comparison of a kernel with its reference; it is no trial and leaves no record.
+    def run_alone(self, plan: Plan, *, fault: str) -> tuple[RankRecord | Failure, AttemptFolder]:
+        """Launch one process that prepares trials; it is none itself and leaves no record.
+
+        What the machine is to blame for is launched again once.
+
+        Args:
+            plan: With one process.
+            fault: What a fault of the machine prevents, as ``a kernel could not be checked``.
+
+        Returns:
+            The record of a process that came to its end, or why it did not; and its folder.
 
         Raises:
             KeyboardInterrupt: The user asked to stop.
-            EnvironmentFault: The launcher could not run it.
+            EnvironmentFault: The launcher, or the machine, could not run it.
         """
         self.start()
+        reason = ""
+        for is_first in (True, False):
+            folder = self._unused(plan)
+            plan = dataclasses.replace(plan, attempt=int(folder.path.name.rpartition("-")[2]))
+            found = self._alone_once(folder, plan)
+            if isinstance(found, RankRecord) or found.kind != "infra":
+                return found, folder
+            reason = found.reason
+            if is_first:
+                self._events(Message(text=f"{fault}: {reason}; tried again", level="warning"))
+                if self._interrupts.wait(BACK_OFF_S):
+                    raise KeyboardInterrupt
+        raise EnvironmentFault(f"{fault}: {reason}", hint=POLICIES["infra"].next_step)
+
+    def _unused(self, plan: Plan) -> AttemptFolder:
+        folder, attempt = self._recorder.folder, 0
+        while folder.attempt(plan.purpose, plan.number, attempt).path.exists():
+            attempt += 1
+        return folder.attempt(plan.purpose, plan.number, attempt)
+
+    def _alone_once(self, folder: AttemptFolder, plan: Plan) -> RankRecord | Failure:
         folder.write_plan(plan)
         kills = hostmemory.oom_kills()
         status = self._ended(folder, plan)
@@ -184,12 +213,10 @@ class Runner:
             raise KeyboardInterrupt
         with contextlib.suppress(RecordError):
             record = folder.read_rank(0)
-            if record is not None and record.kernel is not None:
-                return record.kernel
+            if record is not None and record.error is None:
+                return record
         outcome = judge(plan, folder, status, oom_kills=hostmemory.oom_kills() - kills)
-        assert outcome.failure is not None, "only a check that ended well leaves a record of it"
-        if outcome.failure.kind == "infra":
-            raise EnvironmentFault(f"a kernel could not be checked: {outcome.failure.reason}")
+        assert outcome.failure is not None, "only what ended well leaves a record without an error"
         return outcome.failure
 
     def _ended(self, folder: AttemptFolder, plan: Plan) -> JobStatus:

@@ -14,6 +14,7 @@ from autotune.contract.plan import CommandWorkload
 from autotune.launchers.base import Launcher, Order
 from autotune.search.device_memory import DeviceMemory
 from autotune.search.events import EventSink
+from autotune.search.extensions import with_built_extensions
 from autotune.search.finetuning import imported_once
 from autotune.search.interrupts import Interrupts
 from autotune.search.kernel_checks import with_right_kernels
@@ -53,7 +54,8 @@ def open_study(
 
     Raises:
         EnvironmentFault: Another coordinator holds it, or its folder cannot be written.
-        SpaceError: A kernel that is fixed, or the only one that is left, is wrong here.
+        SpaceError: A kernel that is fixed, or the only one that is left, is wrong here, or an
+            extension that such a value needs cannot be built.
         KeyboardInterrupt: The user asked to stop before anything was launched.
     """
     folder = prepared.folder
@@ -71,6 +73,7 @@ def open_study(
         )
         try:
             prepared = with_right_kernels(prepared, runner, events)
+            prepared = with_built_extensions(prepared, runner, events)
             loop = Loop(
                 settings=LoopSettings(
                     trials=prepared.trials, anchors=prepared.anchors, early_stop=request.early_stop
@@ -101,12 +104,16 @@ def open_store(request: SearchRequest) -> Store:
 
 @contextlib.contextmanager
 def _study_lock(folder: StudyFolder) -> Iterator[Held]:
-    """Hold the study; a folder in which no study came to be is removed again."""
+    """Hold the study; a folder in which no study came to be is removed again.
+
+    Verdicts on kernels stay: the same command then goes on with what was not compared yet.
+    """
     with hold(folder) as held:
         try:
             yield held
         finally:
-            if not folder.study_file.exists() and not held.is_replaced:
+            begun = folder.study_file.exists() or folder.has_kernel_verdicts()
+            if not begun and not held.is_replaced:
                 shutil.rmtree(folder.path, ignore_errors=True)
 
 

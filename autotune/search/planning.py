@@ -68,12 +68,12 @@ DEFAULT_SHARE: Final = 0.8
 
 
 def measuring(topology: Topology) -> Measuring:
-    """Rules of warm-up and timing for the device (DESIGN.md, "Measuring")."""
+    """Rules of warm-up and timing for the device (docs/explanation/measuring.md)."""
     return GPU_MEASURING if topology.device == "cuda" else CPU_MEASURING
 
 
 def numerics(precision: Precision | None, reference: Reference) -> Numerics:
-    """Tolerances by precision (DESIGN.md, "Numerics").
+    """Tolerances by precision (docs/explanation/equal-work.md).
 
     Before any update the backends agree to 3e-7 in float32 and, with rounded weights and float32
     reduction, to 1e-5 in bf16; other cuts of the batch move bf16's rounding by up to 5e-3 in the

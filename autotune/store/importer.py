@@ -201,7 +201,7 @@ def _read(cls: type[T], path: Path) -> T:
         raise SchemaTooNewError(
             f"{path} has schema {version}; this autotune knows up to {SCHEMA_VERSION}. "
             "Nothing was changed",
-            hint="upgrade with: pip install --upgrade autotune",
+            hint="upgrade with: pip install . in a checkout of a newer autotune",
         )
     return codec.from_json(cls, data, where=str(path))
 

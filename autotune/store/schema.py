@@ -52,12 +52,13 @@ def check(connection: Connection, shown_url: str) -> bool:
     found = current(connection)
     if found is not None and found not in KNOWN:
         writer = _writer(connection)
-        needed = f"autotune>={writer}" if writer else "autotune"
+        needed = f"autotune {writer} or newer" if writer else "a newer autotune"
         raise SchemaTooNewError(
             f"{shown_url} has schema {found}, written by autotune {writer or '(unknown)'}; "
             f"this autotune {autotune.__version__} knows schemas up to {KNOWN[-1]}. "
             "Nothing was changed",
-            hint=f"upgrade with: pip install --upgrade '{needed}' (or choose another --storage)",
+            hint=f"upgrade with: pip install . in a checkout of {needed} "
+            "(or choose another --storage)",
         )
     return found == KNOWN[-1]
 

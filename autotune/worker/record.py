@@ -9,6 +9,7 @@ import threading
 import time
 from typing import Final
 
+from autotune.contract.extensions import ExtensionBuild
 from autotune.contract.folder import AttemptFolder
 from autotune.contract.kernels import KernelCheck
 from autotune.contract.outcome import RankError, RankMeasurement, RankRecord, RankStatus
@@ -41,6 +42,7 @@ class RankRecorder:
         *,
         measurement: RankMeasurement | None = None,
         kernel: KernelCheck | None = None,
+        extension: ExtensionBuild | None = None,
         error: RankError | None = None,
     ) -> int:
         """Write the record and return the process's exit code."""
@@ -60,6 +62,7 @@ class RankRecorder:
                 error=error,
                 measurement=measurement,
                 kernel=kernel,
+                extension=extension,
             )
             try:
                 self._folder.write_rank(record)

@@ -17,6 +17,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from autotune.contract.extensions import ExtensionBuild
 from autotune.contract.failures import STEPPING
 from autotune.contract.folder import AttemptFolder
 from autotune.contract.kernels import KernelCheck
@@ -65,6 +66,8 @@ class _Session:
             self._recorder.digest = plan.digest
             if plan.purpose == "kernel":
                 return self._recorder.write("checked", kernel=self._kernel(plan))
+            if plan.purpose == "extension":
+                return self._recorder.write("built", extension=self._extension(plan))
             status, measurement, engine = self._trial(plan)
         except BaseException as error:  # whatever ends a rank is recorded
             return self._fail(error)
@@ -80,6 +83,15 @@ class _Session:
         place = _prepare(plan, self._rank)
         self._heart.enter("check")
         return kernel_check.check(plan, place.device, self._heart.pulse)
+
+    def _extension(self, plan: Plan) -> ExtensionBuild:
+        """Build what an engine would compile at first use: one process, no model."""
+        self._heart.enter("init")
+        from autotune.worker import extensions
+
+        _prepare(plan, self._rank)
+        self._heart.enter("build")
+        return extensions.build(plan)
 
     def terminate(self) -> None:
         """Record that the trial was stopped from outside, and end the process."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.util
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import no_builds
 import pytest
 from support_trials import BF16, FP32, defaults, make_plan, measured, run_trial
 
+from autotune import registry
 from autotune.backends.base import backend_of
 from autotune.contract.plan import Plan
 from autotune.knobs.knob import Knob
@@ -49,11 +52,88 @@ def all_changed(backend: str, **more: Any) -> Plan:
     return dataclasses.replace(plan, config=config)
 
 
+COMPILED = {
+    "zero_quantized_weights": "QuantizerBuilder",
+    "zero_quantized_gradients": "QuantizerBuilder",
+    "deepcompile": "DeepCompileBuilder",
+}
+"""Setting to the extension that is compiled where it is on; all of DeepSpeed's stage 3."""
+LOADED = {
+    "compile": {"DeepCompileBuilder"},
+    "runtime/comm": {"QuantizerBuilder"},
+    "runtime/zero": {"QuantizerBuilder"},
+    # Only by `DS_PIN_MEMORY_BACKEND=native`, a variable of the user's own.
+    "utils": {"PinMemoryBuilder"},
+    # Switched off (deepspeed_engine.py, _quiet); of another accelerator.
+    "comm": {"ShareMemCommBuilder", "CCLCommBuilder"},
+    # Offload to a disk is no choice of any knob, and no trial writes a checkpoint.
+    "runtime/swap_tensor": {"AsyncIOBuilder", "GDSBuilder"},
+    "runtime/model_checkpointing": {"AsyncIOBuilder", "GDSBuilder"},
+    "nvme": {"AsyncIOBuilder", "GDSBuilder"},
+    "io": {"UtilsBuilder"},
+    # Refused under `unverified`.
+    "runtime/zenflow": {"CPUAdamBuilder"},
+    # Optimizers and layers that no plan names: the optimizer is torch's, the layers transformers'.
+    "ops/adam": {"CPUAdamBuilder", "FusedAdamBuilder"},
+    "ops/adagrad": {"CPUAdagradBuilder"},
+    "ops/lion": {"CPULionBuilder", "FusedLionBuilder"},
+    "ops/lamb": {"FusedLambBuilder"},
+    "ops/fp_quantizer": {"FPQuantizerBuilder"},
+    "ops/random_ltd": {"RandomLTDBuilder"},
+    "ops/deepspeed4science": {"EvoformerAttnBuilder"},
+    "ops/transformer": {
+        "SpatialInferenceBuilder",
+        "StochasticTransformerBuilder",
+        "TransformerBuilder",
+    },
+}
+"""Folders of DeepSpeed to the extensions that are loaded there; without ``inference``."""
+_LOAD = re.compile(r"(\w+Builder)\(\)\s*\.load\(|create_op_builder\(\"(\w+)\"\)")
+
+
+def knobs_of(backend: str) -> tuple[Knob, ...]:
+    return backend_of(backend).knobs
+
+
 def test_what_is_compiled_at_first_use_says_so() -> None:
-    tables = [importlib.import_module(f"autotune.knobs.{name}") for name in BACKENDS]
-    knobs = [knob for table in tables for knob in table.KNOBS]
-    compiled = {k.name for k in knobs if any(need.kind == "compiler" for need in k.needs)}
-    assert compiled == {"zero_quantized_weights", "zero_quantized_gradients", "deepcompile"}
+    named = {
+        (backend, knob.name): [knob.extension(value) for value in (knob.default, True)]
+        for backend in BACKENDS
+        for knob in knobs_of(backend)
+        if any(need.kind == "compiler" for need in knob.needs)
+    }
+    assert named == {
+        (backend, name): [None, extension]
+        for backend in ("zero3", "deepspeed")
+        for name, extension in COMPILED.items()
+    }
+
+
+@pytest.mark.parametrize("backend", registry.names("backends"))
+def test_who_compiles_can_be_asked_to_do_it_before(backend: str) -> None:
+    needs = [[n for n in knob.needs if n.kind == "compiler"] for knob in knobs_of(backend)]
+    assert all(need.name for several in needs for need in several)
+    assert all(len(several) < 2 or all(n.values for n in several) for several in needs)
+    assert any(needs) <= hasattr(backend_of(backend), "load_extension")
+
+
+def test_no_other_place_of_deepspeed_loads_an_extension() -> None:
+    """A version that loads another one, or somewhere else, is to be looked at here."""
+    spec = importlib.util.find_spec("deepspeed")
+    assert spec is not None
+    assert spec.origin is not None
+    root = Path(spec.origin).parent
+    found: dict[str, set[str]] = {}
+    for path in root.rglob("*.py"):
+        parts = path.relative_to(root).parts[:-1]
+        if parts[:1] in [("inference",), ("accelerator",)] or "op_builder" in parts:
+            continue
+        for match in _LOAD.finditer(path.read_text("utf-8")):
+            found.setdefault("/".join(parts[:2]), set()).add(match[1] or match[2])
+    assert found == LOADED
+    builders = "".join(path.read_text("utf-8") for path in (root / "ops/op_builder").glob("*.py"))
+    for name in COMPILED.values():
+        assert f"class {name}(" in builders
 
 
 def run(plan: Plan, path: Path, fault: str, monkeypatch: pytest.MonkeyPatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _ctypes
 import json
 import subprocess
 import sys
@@ -96,3 +97,23 @@ def test_the_lock_of_a_killed_build_is_removed_with_a_message(tmp_path, monkeypa
         assert any(str(lock) in note for note in status.notes)
     finally:
         bench.launcher.close()
+
+
+def test_a_library_that_a_killed_compiler_left_is_removed_with_a_message(tmp_path):
+    """Inductor would take it for a whole one: every later trial with the same layer would crash."""
+    slot = caches.take(tmp_path, {})
+    whole, begun, empty = (
+        slot.folder / f"inductor/rank-{rank}/r4/layer.main.so" for rank in range(3)
+    )
+    for path in (whole, begun, empty):
+        path.parent.mkdir(parents=True)
+    real = Path(_ctypes.__file__).read_bytes()
+    whole.write_bytes(real)
+    begun.write_bytes(real[: len(real) // 2])
+    empty.touch()
+    notes = slot.remove_leftovers()
+    assert [whole.exists(), begun.exists(), empty.exists()] == [True, False, False]
+    assert [str(path) in note for path, note in zip((begun, empty), notes, strict=True)] == [
+        True, True,
+    ]  # fmt: skip
+    slot.release()

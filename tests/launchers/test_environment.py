@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+from pathlib import Path
 
 import pytest
 from launching import make_plan
@@ -41,12 +43,21 @@ def test_what_another_launcher_left_is_dropped_and_named(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["SLURM_JOB_ID", "SLURM_JOB_NODELIST", "RANKING", "HF_TOKEN", "NCCL_DEBUG", "PATH"]
+    "name", ["SLURM_JOB_ID", "SLURM_JOB_NODELIST", "RANKING", "HF_TOKEN", "NCCL_DEBUG"]
 )
 def test_all_else_is_inherited(name):
     kept, dropped = env.child_environment({name: "x"}, make_plan(), cores=2)
     assert kept[name] == "x"
     assert dropped == ()
+
+
+def test_what_is_installed_beside_the_interpreter_is_found_last():
+    """``ninja`` builds extensions, and an environment need not be activated."""
+    beside = str(Path(sys.executable).parent)
+    ranks, _ = env.child_environment({"PATH": "/a:/b"}, make_plan(), cores=2)
+    assert ranks["PATH"] == f"/a:/b:{beside}"
+    ranks, _ = env.child_environment({"PATH": f"{beside}:/a"}, make_plan(), cores=2)
+    assert ranks["PATH"] == f"{beside}:/a"
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune.contract.extensions import ExtensionBuild
 from autotune.contract.failures import FailureKind, Phase
 from autotune.contract.folder import AttemptFolder
 from autotune.contract.kernels import KernelCheck
@@ -56,6 +57,8 @@ class Act:
     """Bytes in place of rank 0's record."""
     kernel_error: float = 1e-6
     """How far off a kernel is that is compared with its reference; 1e-4 is allowed."""
+    compiled: bool = True
+    """Whether an extension has to be compiled."""
 
 
 Script = Callable[[Plan], Act]
@@ -80,7 +83,7 @@ def kernel_check(plan: Plan, act: Act) -> KernelCheck:
 def record_of(plan: Plan, rank: int, act: Act) -> RankRecord:
     """The record that rank ``rank`` leaves."""
     now = time.time()
-    error = measurement = kernel = None
+    error = measurement = kernel = extension = None
     status: Any = "stopped_early" if act.stopped_early else "measured"
     if act.error is not None:
         status = "failed"
@@ -95,6 +98,11 @@ def record_of(plan: Plan, rank: int, act: Act) -> RankRecord:
         )
     elif plan.purpose == "kernel":
         status, kernel = "checked", kernel_check(plan, act)
+    elif plan.purpose == "extension":
+        status = "built"
+        extension = ExtensionBuild(
+            extension="X", library="/x.so", compiled=act.compiled, seconds=61.0
+        )
     else:
         iterations = (act.s_per_it,) * (2 * plan.workload.distinct_batches)
         measurement = RankMeasurement(
@@ -131,6 +139,7 @@ def record_of(plan: Plan, rank: int, act: Act) -> RankRecord:
         error=error,
         measurement=measurement,
         kernel=kernel,
+        extension=extension,
     )
 
 
@@ -143,6 +152,9 @@ class ScriptedLauncher:
         self.kernel_plans: list[Plan] = []
         """Comparisons of kernels: no trials."""
         self.kernel_script: Script = lambda plan: Act()
+        self.extension_plans: list[Plan] = []
+        """Builds of extensions: no trials either."""
+        self.extension_script: Script = lambda plan: Act()
         self.started = 0
         self.closed = 0
         self.on_submit: Callable[[Plan], None] = lambda plan: None
@@ -154,9 +166,12 @@ class ScriptedLauncher:
     def submit(self, folder: AttemptFolder, plan: Plan) -> str:
         assert self.started
         assert folder.read_plan().digest == plan.digest
-        compares = plan.purpose == "kernel"
-        act = (self.kernel_script if compares else self.script)(plan)
-        (self.kernel_plans if compares else self.plans).append(plan)
+        script, plans = {
+            "kernel": (self.kernel_script, self.kernel_plans),
+            "extension": (self.extension_script, self.extension_plans),
+        }.get(plan.purpose, (self.script, self.plans))
+        act = script(plan)
+        plans.append(plan)
         ranks = range(plan.topology.processes)
         for rank in ranks:
             if act.forever or (act.signal is not None and rank == 1):

@@ -63,6 +63,8 @@ def test_each_kernel_that_can_run_is_compared_once_and_then_tried(bench: Bench) 
     said = bench.messages()
     assert "'flash_attention_2' is left out: it needs an NVIDIA GPU" in said
     assert "'liger' is left out" in said
+    assert "kernel.loss: 'chunked' is compared with its reference" in said
+    assert "kernel.compile: 'layer' is compared with its reference" in said
     assert "2 kernels compared" in said
     # The model has no such layers: nothing to compare, and one configuration whatever it says.
     assert "fla" not in " ".join(checked(bench))
@@ -130,7 +132,11 @@ def test_a_wrong_kernel_that_the_user_has_stated_is_an_error_with_its_place(
         run(bench, wrong("kernel.loss"), space=space)
     assert bench.launcher is not None
     assert bench.launcher.plans == []
-    assert not (bench.runs / "s").exists()
+    assert not (bench.runs / "s" / "study.json").exists()
+    # The message sends to the log.
+    files = (bench.runs / "s" / "kernels").glob("*.json")
+    folders = {one["knob"]: one["folder"] for one in map(json.loads, map(Path.read_text, files))}
+    assert (bench.runs / "s" / folders["kernel.loss"] / "plan.json").exists()
 
 
 def test_no_kernel_left_is_an_error_with_its_place(bench: Bench) -> None:
@@ -167,6 +173,21 @@ def test_a_request_to_stop_during_a_comparison_ends_the_search(bench: Bench) -> 
     assert bench.launcher is not None
     assert bench.launcher.closed == 1
     assert bench.launcher.plans == []
+
+
+def test_what_was_compared_before_a_request_to_stop_is_not_compared_again(bench: Bench) -> None:
+    interrupts = Interrupts()
+
+    def check(plan: Plan) -> Act:
+        if plan.verify == ("kernel.loss",):
+            return Act(kernel_error=1e-6)
+        interrupts.request()
+        return Act(forever=True)
+
+    with pytest.raises(InterruptedSearch, match="before the first trial"):
+        run(bench, check, interrupts=interrupts)
+    run(bench)
+    assert checked(bench) == ["kernel.compile=layer"]
 
 
 def test_a_machine_that_fails_during_a_comparison_says_nothing_of_the_kernel(bench: Bench) -> None:

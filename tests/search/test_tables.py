@@ -208,7 +208,7 @@ def test_a_limit_that_leaves_no_time_records_nothing_and_loses_nothing(tmp_path:
 @pytest.mark.parametrize(
     ("name", "device", "count"),
     [
-        ("qwen3-4b-fsdp2", "cuda", 152),
+        ("qwen3-4b-fsdp2", "cuda", 160),
         ("qwen3-4b-zero3", "cuda", 168),
         ("qwen3-tiny-fsdp2", "cpu", 24),
     ],
