@@ -8,6 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).with_name("killed_search.py")
 STEP = 40
 """Of the changes that are not named in ``killed_search.py`` every so many-th is tried."""

@@ -22,6 +22,8 @@ from autotune.contract.plan import Deadlines
 from autotune.launchers.local import LocalLauncher
 from autotune.search.judging import judge
 
+pytestmark = pytest.mark.slow
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 STANDSTILL_S = 3.0
 

@@ -20,6 +20,8 @@ from autotune.models.presets import PRESETS
 from autotune.search.proposals import list_assignments
 from autotune.space.loader import load_space
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "tables.py"
 GRIDS = ROOT / "benchmarks" / "tables"

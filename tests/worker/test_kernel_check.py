@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,6 @@ from autotune.contract.kernels import KernelCheck
 from autotune.contract.outcome import RankRecord
 from autotune.contract.plan import Plan
 from autotune.worker import kernel_check
-
-HERE = str(Path(__file__).parent)
 
 
 def check_plan(knob: str, choice: str, *, packed: bool = False, **more) -> Plan:
@@ -29,7 +26,6 @@ def check_plan(knob: str, choice: str, *, packed: bool = False, **more) -> Plan:
 
 def run(plan: Plan, path: Path, fault: str | None = None) -> RankRecord:
     path.mkdir(parents=True, exist_ok=True)
-    os.environ["PYTHONPATH"] = os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")])
     named = None if fault is None else f"faults:{fault}"
     (record,) = run_trial(plan, path, fault=named, limit_s=300)
     assert record is not None

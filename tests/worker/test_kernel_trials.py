@@ -76,10 +76,6 @@ def test_a_kernel_that_is_not_what_was_asked_for_is_not_in_effect(
     baseline: tuple[RankRecord, ...], tmp_path: Path
 ) -> None:
     """BUG-052: never labelled as the kernel that was asked for."""
-    import os
-
-    here = str(Path(__file__).parent)
-    os.environ["PYTHONPATH"] = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])
     plan = make_plan("fsdp2", changes={"kernel.loss": "chunked"})
     tmp_path.mkdir(exist_ok=True)
     for record in run_trial(plan, tmp_path, fault="faults:loss_falls_back"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,12 @@ from autotune.contract.plan import Numerics, Plan
 from autotune.launchers.base import JobStatus, RankExit
 from autotune.search.judging import judge
 
-HERE = str(Path(__file__).parent)
+pytestmark = pytest.mark.slow
+
 LONGER = dataclasses.replace(QUICK, window_iterations=8, window_s=1e4, interval_share=1e-9)
 
 
 def _judged(plan: Plan, path: Path, fault: str | None) -> tuple[RankRecord, Outcome]:
-    os.environ["PYTHONPATH"] = os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")])
     planted = None if fault is None else f"later_faults:{fault}"
     records = measured(run_trial(plan, path, fault=planted), path)
     exits = tuple(RankExit(rank=rank, exit_code=0, signal=None) for rank in (0, 1))
@@ -92,7 +91,6 @@ def test_iterations_without_an_update_are_not_in_effect(stage: int, tmp_path: Pa
     """At this learning rate the losses are the same to five digits."""
     changes = {"deepspeed.zero_stage": stage}
     plan = make_plan("deepspeed", changes=changes, processes=1, lr=1e-8)
-    os.environ["PYTHONPATH"] = os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")])
     (record,) = run_trial(plan, tmp_path, fault="later_faults:weights_that_stay")
     assert record is not None
     assert record.error is not None

@@ -10,6 +10,8 @@ from support_trials import BF16, make_plan, measured, run_trial
 
 from autotune.contract.outcome import RankRecord
 
+pytestmark = pytest.mark.slow
+
 PACKED = {"workload.batching": "packed", "workload.max_tokens": 160}
 MODELS = ("qwen3-tiny", "qwen3_moe-tiny", "qwen3_5-tiny")
 OBEY = {"kernel.linear_attention": "fla", "kernel.convolution": "causal_conv1d"}

@@ -32,12 +32,11 @@ from autotune.contract.plan import Numerics, Plan, Racing
 from autotune.launchers.base import JobStatus, RankExit
 from autotune.search.judging import judge
 
-HERE = str(Path(__file__).parent)
+pytestmark = pytest.mark.slow
 
 
 def _failed(plan: Plan, path: Path, fault: str) -> list[RankRecord]:
     path.mkdir(parents=True, exist_ok=True)
-    os.environ["PYTHONPATH"] = os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")])
     records = run_trial(plan, path, fault=f"faults:{fault}")
     assert all(record is not None for record in records)
     assert all(record.status == "failed" for record in records if record is not None)
@@ -175,7 +174,6 @@ def test_a_fallback_kernel_is_not_in_effect(
 
 def test_a_fallback_on_one_rank_of_the_baseline_is_not_in_effect(tmp_path: Path) -> None:
     plan = make_plan("fsdp2")
-    os.environ["PYTHONPATH"] = os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")])
     measured(run_trial(plan, tmp_path, fault="faults:eager_attention_on_rank_1"), tmp_path)
     exits = tuple(RankExit(rank=rank, exit_code=0, signal=None) for rank in (0, 1))
     status = JobStatus(state="ended", phase="teardown", exits=exits, submitted_at=0.0, wall_s=1.0)
