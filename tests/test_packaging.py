@@ -155,4 +155,4 @@ def test_the_readmes_commands_do_all_the_set_up():
             "python3 -m venv .venv && .venv/bin/python -m pip install -c constraints.txt -e "
         )
     assert commands[0].endswith(".venv/bin/autotune search --space zero3.yaml --trials 8")
-    assert commands[1].endswith(".venv/bin/python -m pytest -n 3 --dist loadfile")
+    assert commands[1].endswith(".venv/bin/python -m pytest -n 2 --dist loadfile")

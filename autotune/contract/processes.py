@@ -107,13 +107,18 @@ def kill(pids: Iterable[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def kill_marked(job: str, *, limit_s: float) -> bool:
+def kill_marked(job: str, *, limit_s: float, known: Iterable[int] = ()) -> bool:
     """SIGKILL all processes with the job's marker until none is left.
+
+    Args:
+        job: Whose.
+        limit_s: How long they may take to die.
+        known: Processes of the job that may be dying already, when they have no marker any more.
 
     Returns:
         Whether all were gone within ``limit_s`` seconds.
     """
-    return _kill_all(lambda: find_marked(job), limit_s)
+    return _kill_all(lambda: find_marked(job), limit_s, known)
 
 
 def kill_of_study(mark: str, *, grace_s: float, limit_s: float) -> int:
@@ -141,14 +146,29 @@ def kill_of_study(mark: str, *, grace_s: float, limit_s: float) -> int:
     return len(seen)
 
 
-def _kill_all(find: Callable[[], list[int]], limit_s: float) -> bool:
+def _kill_all(find: Callable[[], list[int]], limit_s: float, known: Iterable[int] = ()) -> bool:
     deadline = time.monotonic() + limit_s
-    while pids := find():
+    dying = {pid: start for pid in known if (start := _running_since(pid)) is not None}
+    while True:
+        pids = find()
+        dying |= {pid: start for pid in pids if (start := _running_since(pid)) is not None}
         kill(pids)
+        # One that dies loses its memory, and so its marker, before it closes its files and devices.
+        dying = {pid: start for pid, start in dying.items() if _running_since(pid) == start}
+        if not pids and not dying:
+            return True
         if time.monotonic() > deadline:
             return False
         time.sleep(0.005)
-    return True
+
+
+def _running_since(pid: int) -> int | None:
+    """When the process began, in ticks since boot; ``None`` if it is gone or waits to be reaped."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    except (OSError, IndexError):
+        return None
 
 
 def children() -> list[int]:

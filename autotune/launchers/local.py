@@ -301,11 +301,16 @@ class LocalLauncher:
 
     def _lose(self, server: ServerProcess) -> None:
         """Give up a server: it and all ranks of its jobs end here."""
+        lost = {
+            job: processes.find_marked(job)
+            for job, entry in self._jobs.items()
+            if entry.server is server and entry.ended_s is None
+        }
         self._pool.lose(server)
         self._unsound.discard(server)
         for job, entry in self._jobs.items():
-            if entry.server is server and entry.ended_s is None:
-                processes.kill_marked(job, limit_s=5.0)
+            if job in lost:
+                processes.kill_marked(job, limit_s=5.0, known=lost[job])
                 entry.stopped_for = "server_lost"
                 entry.ended_s = time.monotonic()
 
