@@ -11,7 +11,7 @@ from pathlib import Path
 from autotune.contract import jsonfile
 from autotune.contract.folder import StudyFolder
 from autotune.contract.plan import CommandWorkload
-from autotune.errors import EnvironmentFault
+from autotune.errors import EnvironmentFault, InputError
 from autotune.launchers.base import Launcher, Order
 from autotune.search.device_memory import DeviceMemory
 from autotune.search.events import EventSink
@@ -107,15 +107,15 @@ def open_store(request: SearchRequest) -> Store:
 def _study_lock(folder: StudyFolder) -> Iterator[Held]:
     """Hold the study; a folder in which no study came to be is removed again.
 
-    Verdicts on kernels stay: the same command then goes on with what was not compared yet. A fault
-    of the machine keeps the folder where a launcher has written a log, which the error may name.
+    Verdicts on kernels stay: the same command then goes on with what was not compared yet. An error
+    keeps the folder where something that was launched has written a log, which it may name.
     """
     logs = False
     with hold(folder) as held:
         try:
             yield held
-        except EnvironmentFault:
-            logs = any(log.stat().st_size > 0 for log in folder.path.glob("*.log"))
+        except (EnvironmentFault, InputError):
+            logs = any(log.stat().st_size > 0 for log in folder.path.rglob("*.log"))
             raise
         finally:
             begun = folder.study_file.exists() or folder.has_kernel_verdicts()
