@@ -19,16 +19,18 @@ import os
 import statistics
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import configs
 import harness
+from launches import launched, launcher_of
 
 from autotune.contract.folder import AttemptFolder
 from autotune.contract.outcome import Outcome
 from autotune.contract.plan import Plan, Reference
-from autotune.launchers.base import JobStatus, Order
+from autotune.launchers.base import JobStatus, Launcher
 from autotune.launchers.caches import locations
 from autotune.search.judging import judge
 from autotune.search.kernel_checks import plans
@@ -72,8 +74,11 @@ search: {{max_trial_time: 9m}}
 class Bench:
     """One model on one launcher."""
 
-    def __init__(self, name: str, arguments: Any, folder: Path) -> None:
+    def __init__(
+        self, name: str, arguments: Any, folder: Path, write: Callable[[dict[str, Any]], None]
+    ) -> None:
         self._name = name
+        self._write = write
         self._folder = folder / name
         self._rounds: int = arguments.rounds
         self._only: list[str] = arguments.only
@@ -84,7 +89,7 @@ class Bench:
     def run(self) -> list[dict[str, Any]]:
         for gone in self._prepared.space.dropped:
             self._say({"choice": f"{gone.param}={gone.value}", "left_out": gone.reason})
-        launcher = _launcher(self._prepared)
+        launcher = launcher_of(self._prepared)
         try:
             print(launcher.start() or f"{self._name}: launcher ready", flush=True)
             checked = self._check(launcher)
@@ -92,7 +97,7 @@ class Bench:
         finally:
             launcher.close()
 
-    def _check(self, launcher: Any) -> list[dict[str, Any]]:
+    def _check(self, launcher: Launcher) -> list[dict[str, Any]]:
         """Every choice beside its reference: one entry each."""
         found = []
         for plan, layer, choice in plans(self._prepared):
@@ -114,7 +119,7 @@ class Bench:
             found.append({**entry, "knob": full_name(layer), "value": choice})
         return found
 
-    def _race(self, launcher: Any, checked: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _race(self, launcher: Launcher, checked: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The fallback and each choice that passed, in turns."""
         base = self._prepared.space.baseline_config()
         passed = [one for one in checked if one["passed"]]
@@ -137,7 +142,7 @@ class Bench:
                     ratios[one["choice"]].append(seconds / mine)
         return [self._result(one, outcomes, ratios) for one in checked]
 
-    def _trial(self, launcher: Any, config: Config, label: str) -> Outcome:
+    def _trial(self, launcher: Launcher, config: Config, label: str) -> Outcome:
         plan = self._prepared.planner.plan(
             config,
             number=self._launches,
@@ -165,6 +170,7 @@ class Bench:
         said: dict[str, Any] = {"model": self._name, "launch": label}
         if measured is not None:
             said["s_per_it"] = measured.s_per_it
+            said["iteration_s"] = list(measured.iteration_s)
             said["peak_gib"] = round(measured.peak_memory.timed / 2**30, 2)
             said["compile_s"] = round(measured.compile_s, 1)
             said["gaps"] = {kind: gap.apart for kind, gap in measured.gaps.items()}
@@ -173,16 +179,9 @@ class Bench:
         self._say(said)
         return outcome
 
-    def _launched(self, launcher: Any, plan: Plan) -> tuple[JobStatus, AttemptFolder]:
-        path = self._folder / f"launch-{self._launches}"
+    def _launched(self, launcher: Launcher, plan: Plan) -> tuple[JobStatus, AttemptFolder]:
         self._launches += 1
-        path.mkdir(parents=True)
-        folder = AttemptFolder(path)
-        folder.write_plan(plan)
-        job = launcher.submit(folder, plan)
-        while (status := launcher.poll(job, timeout_s=1.0)).state != "ended":
-            pass
-        return status, folder
+        return launched(launcher, plan, self._folder / f"launch-{self._launches - 1}")
 
     def _result(
         self,
@@ -210,7 +209,9 @@ class Bench:
         return entry
 
     def _say(self, entry: dict[str, Any]) -> None:
+        """Print a check or a launch and write it at once: compilers take minutes."""
         print(json.dumps(entry), flush=True)
+        self._write(entry)
 
 
 def _prepared(name: str, arguments: Any, folder: Path) -> Prepared:
@@ -231,19 +232,6 @@ def _prepared(name: str, arguments: Any, folder: Path) -> Prepared:
     return prepare(request, staging=folder)
 
 
-def _launcher(prepared: Prepared) -> Any:
-    prepared.folder.path.mkdir(parents=True, exist_ok=True)
-    order = Order(
-        study=prepared.folder,
-        topology=prepared.topology,
-        backends=prepared.space.backends,
-        is_command=False,
-        modules=(),
-        seed=prepared.space.search.seed,
-    )
-    return prepared.where.kind.launcher(order)
-
-
 def _seconds(outcome: Outcome) -> float | None:
     return None if outcome.measurement is None else outcome.measurement.s_per_it
 
@@ -253,14 +241,16 @@ def rows_of(results: list[dict[str, Any]]) -> list[list[str]]:
     rows = [["model", "choice", "times faster", "GiB", "compile s", "error of allowed", ""]]
     for one in results:
         ratios = one.get("ratios") or []
-        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+        spread = ""
+        if ratios:
+            spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
         error = "not finite" if one.get("error") is None else f"{one['error']:.1e}"
         compared = f"{error} of {one['allowed']:.1e}" if "allowed" in one else ""
         rows.append(
             [
                 one["model"],
                 one["choice"],
-                spread if ratios else "",
+                spread,
                 str(one.get("peak_gib", "")),
                 str(one.get("compile_s", "")),
                 compared,
@@ -284,12 +274,17 @@ def main() -> int:
         parser.error("ranks that share a cache corrupt it: --caches needs --processes 1")
     results: list[dict[str, Any]] = []
     about = harness.machine()
+
+    def write(entry: dict[str, Any]) -> None:
+        harness.append("kernels", [entry], arguments.output, about)
+
     with tempfile.TemporaryDirectory() as folder:
         if arguments.caches is not None:
             os.environ |= locations(arguments.caches.resolve())
         for name in arguments.models:
-            found = Bench(name, arguments, Path(folder)).run()
-            harness.append("kernels", found, arguments.output, about)
+            found = Bench(name, arguments, Path(folder), write).run()
+            for one in found:
+                write({"summary": True, **one})
             results += found
     harness.finish("kernels", [], rows_of(results), None, where=lambda: about)
     return int(any(not one["passed"] or "failure" in one for one in results))

@@ -28,9 +28,8 @@ from typing import Any
 
 import configs
 import harness
+from launches import launched, launcher_of
 
-from autotune import registry
-from autotune.contract.folder import AttemptFolder
 from autotune.contract.outcome import Outcome
 from autotune.contract.plan import Plan, Reference
 from autotune.launchers.caches import locations
@@ -115,8 +114,8 @@ def shortened(plan: Plan) -> Plan:
     return dataclasses.replace(plan, measuring=rules)
 
 
-def run(name: str, arguments: Any, folder: Path, until: float) -> list[dict[str, Any]]:
-    """All configurations of one model; none is begun after ``until`` (monotonic clock)."""
+def run(name: str, arguments: Any, folder: Path, until: float) -> Iterator[dict[str, Any]]:
+    """Yield what each configuration came to; none is begun after ``until`` (monotonic clock)."""
     shape = MODELS[name]
     text = SPACE.format(
         model=configs.model_of(shape, folder / name),
@@ -133,8 +132,7 @@ def run(name: str, arguments: Any, folder: Path, until: float) -> list[dict[str,
     )
     for gone in prepared.space.dropped:
         print(f"{name}: {gone.param} {gone.value} is left out: {gone.reason}", flush=True)
-    launcher = _launcher(prepared)
-    results = []
+    launcher = launcher_of(prepared)
     reference = Reference()
     try:
         print(launcher.start() or f"{name}: launcher ready", flush=True)
@@ -150,9 +148,10 @@ def run(name: str, arguments: Any, folder: Path, until: float) -> list[dict[str,
                 reference=reference,
                 racing=None,
             )
-            outcome = _launched(launcher, shortened(plan), folder / f"{name}-{number}")
-            results.append(_result(name, config, outcome))
-            print(json.dumps(results[-1]), flush=True)
+            plan = shortened(plan)
+            status, attempt = launched(launcher, plan, folder / f"{name}-{number}")
+            outcome = judge(plan, attempt, status)
+            yield _result(name, config, outcome)
             if number == 0 and outcome.measurement is not None:
                 measured = outcome.measurement
                 reference = Reference(
@@ -160,26 +159,6 @@ def run(name: str, arguments: Any, folder: Path, until: float) -> list[dict[str,
                 )
     finally:
         launcher.close()
-    return results
-
-
-def _launcher(prepared: Prepared) -> Any:
-    local: Any = registry.load("launchers", "local")
-    place = prepared.topology
-    prepared.folder.path.mkdir(parents=True, exist_ok=True)
-    return local(
-        prepared.folder, place.processes, place.device, True, backends=prepared.space.backends
-    )
-
-
-def _launched(launcher: Any, plan: Plan, path: Path) -> Outcome:
-    path.mkdir(parents=True)
-    folder = AttemptFolder(path)
-    folder.write_plan(plan)
-    job = launcher.submit(folder, plan)
-    while (status := launcher.poll(job, timeout_s=1.0)).state != "ended":
-        pass
-    return judge(plan, folder, status)
 
 
 def _result(name: str, config: Config, outcome: Outcome) -> dict[str, Any]:
@@ -245,13 +224,17 @@ def main() -> int:
     if arguments.caches is not None and arguments.processes != "1":
         parser.error("ranks that share a cache corrupt it: --caches needs --processes 1")
     results: list[dict[str, Any]] = []
+    about = harness.machine()
     until = time.monotonic() + arguments.limit_s
     with tempfile.TemporaryDirectory() as folder:
         if arguments.caches is not None:
             os.environ |= locations(arguments.caches.resolve())
         for name in arguments.models:
-            results += run(name, arguments, Path(folder), until)
-    harness.finish("packing", results, rows_of(results), arguments.output)
+            for one in run(name, arguments, Path(folder), until):
+                print(json.dumps(one), flush=True)
+                harness.append("packing", [one], arguments.output, about)
+                results.append(one)
+    harness.finish("packing", [], rows_of(results), None, where=lambda: about)
     return int(any("failure" in one for one in results))
 
 
