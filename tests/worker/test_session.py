@@ -57,6 +57,24 @@ def baseline(tmp_path_factory: pytest.TempPathFactory) -> tuple[RankRecord, ...]
     return tuple(measured(run_trial(make_plan("fsdp2"), path), path))
 
 
+def test_a_bound_of_the_worst_case_is_above_what_it_needs(
+    baseline: tuple[RankRecord, ...], tmp_path: Path
+) -> None:
+    """Nothing is run for memory far from the limit; with nearly no room beside the margin it is."""
+    plan = make_plan("fsdp2")
+    assert plan.cut.worst_case_growth > 1.0
+    probed = measured(
+        run_trial(dataclasses.replace(plan, memory_margin_share=0.999), tmp_path), tmp_path
+    )
+    for left_out, run in zip(baseline, probed, strict=True):
+        assert (left_out.measurement.worst_case_is_bound, run.measurement.worst_case_is_bound) == (
+            True,
+            False,
+        )
+        assert left_out.measurement.peak_worst_case_bytes > run.measurement.peak_worst_case_bytes
+        assert left_out.phase_s["probe"] < run.phase_s["probe"]
+
+
 def test_a_measured_rank_tells_everything(baseline: tuple[RankRecord, ...]) -> None:
     record = baseline[0]
     measurement = record.measurement
