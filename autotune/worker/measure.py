@@ -228,6 +228,9 @@ class Meter:
         into.slowest_s += times.max(dim=0).values.tolist()
         into.losses += mean_losses.mean(dim=0).tolist()
         into.norms += all_norms.max(dim=0).values.tolist()
+        disagreement = numerics.rank_problem(all_norms.tolist(), self._done - count)
+        if disagreement is not None:
+            raise NumericsError(disagreement)
         self.losses += into.losses[-count:]
         self.norms += into.norms[-count:]
         if self._heart.phase != "check":

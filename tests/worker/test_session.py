@@ -108,6 +108,14 @@ def test_wrong_gradient_scale_is_caught_where_the_loss_cannot_tell(
         assert "gradient norm of check iteration 1" in record.error.message
 
 
+def test_ranks_that_reduce_nothing_are_caught_without_a_baseline(tmp_path: Path) -> None:
+    """The baseline itself may be the one that is broken."""
+    for record in _failed(make_plan("ddp"), tmp_path, "ranks_reduce_nothing"):
+        assert record.error.kind == "numerics"
+        assert record.error.phase == "check"
+        assert "iteration 1: the ranks disagree on the gradient norm" in record.error.message
+
+
 def test_a_loss_that_is_a_fifth_off_is_caught(
     baseline: tuple[RankRecord, ...], tmp_path: Path
 ) -> None:
