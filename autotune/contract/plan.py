@@ -147,11 +147,12 @@ class Schedule:
     def worst_case_growth(self) -> float:
         """How many times the worst case is what each rank ended some iteration with.
 
-        Counted in rows × length², as what grows fastest with length, the scores of attention, does:
-        nothing that a micro-step holds grows more.
+        The larger of how rows and how rows × length² (the scores of attention) grow: tokens never
+        grow more than both, and all that a micro-step holds is a sum of parts that grow with one of
+        the three. A cut by tokens may have a worst case of more but shorter rows than were run.
         """
-        mine = (max(_scores(step) for step in steps) for steps in self._lasts())
-        return max(1.0, _scores(self.worst_case) / min(mine))
+        mine = (min(_growth(step, self.worst_case) for step in steps) for steps in self._lasts())
+        return max(1.0, *mine)
 
     def _lasts(self) -> Iterator[tuple[MicroStep, ...]]:
         """For each rank the micro-steps that ended its iterations.
@@ -165,8 +166,9 @@ class Schedule:
         return zip(*lasts, strict=True)
 
 
-def _scores(step: MicroStep) -> int:
-    return step.rows * step.length**2
+def _growth(step: MicroStep, larger: MicroStep) -> float:
+    scores = (larger.rows * larger.length**2) / (step.rows * step.length**2)
+    return max(larger.rows / step.rows, scores)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

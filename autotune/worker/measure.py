@@ -180,8 +180,8 @@ class Meter:
             return
         bound = self._memory.at_most(self._plan.cut.worst_case_growth)
         if bound is not None:
-            shares = self._stepper.exchange([bound / self._memory.limit_bytes])
-            if float(shares.max()) <= FAR_FROM_LIMIT * (1.0 - self._plan.memory_margin_share):
+            usable = (1.0 - self._plan.memory_margin_share) * self._memory.limit_bytes
+            if bool(self._stepper.exchange([float(bound <= FAR_FROM_LIMIT * usable)]).all()):
                 self.peak_worst, self.worst_is_bound = bound, True
                 return
         self._memory.reset()

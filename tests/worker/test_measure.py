@@ -172,24 +172,25 @@ def test_probe_runs_only_what_must_be_known(
 
 
 @pytest.mark.parametrize(
-    ("mine", "theirs", "margin", "probed"),
+    ("mine", "limit", "margin", "far", "probed"),
     [
         # The longest row timed had half the length of the worst case: four times the scores.
-        (100, 0.1, 0.05, False),
-        (118, 0.1, 0.05, False),
-        (120, 0.1, 0.05, True),  # 480 of 1,000 with a margin of 5 %: more than half of the rest
-        (100, 0.48, 0.05, True),  # another rank's bound: all ranks run it or none does
-        (100, 0.1, 0.2, False),
-        (101, 0.1, 0.2, True),
-        (None, 0.1, 0.05, True),  # a device
+        (100, 1000, 0.05, True, False),
+        (118, 1000, 0.05, True, False),
+        (120, 1000, 0.05, True, True),  # 480 with a margin of 5 %: more than half of the rest
+        (100, 1000, 0.05, False, True),  # another rank is near its limit: all run it or none does
+        (100, 1000, 0.2, True, False),
+        (101, 1000, 0.2, True, True),
+        (None, 1000, 0.05, True, True),  # a device
+        (100, 0, 0.05, True, True),  # a cgroup that is full
     ],
 )
 def test_probe_is_left_out_far_from_the_limit_of_every_rank(
-    tmp_path: Path, mine: int | None, theirs: float, margin: float, probed: bool
+    tmp_path: Path, mine: int | None, limit: int, margin: float, far: bool, probed: bool
 ) -> None:
     class Both(OneRank):
         def exchange(self, values: Sequence[float]) -> torch.Tensor:
-            return torch.tensor([list(values), [theirs]], dtype=torch.float64)
+            return torch.tensor([list(values), [float(far)]], dtype=torch.float64)
 
     schedule = make_schedule(
         Samples(lengths=(16,) * 4, max_length=32, seed=0, source="ultrachat-like"),
@@ -202,7 +203,9 @@ def test_probe_is_left_out_far_from_the_limit_of_every_rank(
     )
     plan = dataclasses.replace(make_plan("fsdp2"), schedule=schedule, memory_margin_share=margin)
     rank = Both(Clock())
-    stubs: tuple[Any, Any] = (rank, Memory(bound=mine))
+    memory = Memory(bound=mine)
+    memory.limit_bytes = limit
+    stubs: tuple[Any, Any] = (rank, memory)
     meter = Meter(plan, *stubs, torch.device("cpu"), Heartbeat(tmp_path / "heartbeat-0.json"))
     meter.peak_timed = 7
     meter.probe()
