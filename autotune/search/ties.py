@@ -23,20 +23,25 @@ def winner(
         unstable: Numbers of those that lose against any other.
     """
     tied = [trial for trial in tied if trial.number not in unstable] or tied
-    least = min(peak_bytes(trial) for trial in tied)
-    light = [trial for trial in tied if peak_bytes(trial) * (1.0 - SAME_MEMORY) <= least]
+    peaks = _peaks(tied)
+    limit = min(peaks) / (1.0 - SAME_MEMORY)
+    light = [trial for trial, peak in zip(tied, peaks, strict=True) if peak <= limit]
     return min(light, key=lambda trial: (*distance(trial, baseline), trial.number))
 
 
 def needs_less_memory(trial: TrialRecord, other: TrialRecord) -> bool:
     """Whether the first peak is smaller by more than what counts as the same."""
-    return peak_bytes(trial) < (1.0 - SAME_MEMORY) * peak_bytes(other)
+    mine, its = _peaks((trial, other))
+    return mine < (1.0 - SAME_MEMORY) * its
 
 
-def peak_bytes(trial: TrialRecord) -> int:
-    """The larger of the timed and the worst-case peak, of what was measured."""
-    assert trial.measurement is not None
-    return trial.measurement.peak_memory.measured
+def _peaks(trials: Sequence[TrialRecord]) -> list[int]:
+    """What each needs, measured alike: the timed peaks where one of them left its probe out."""
+    measured = [trial.measurement for trial in trials]
+    peaks = [one.peak_memory for one in measured if one is not None]
+    if any(peak.is_bound for peak in peaks):
+        return [peak.timed for peak in peaks]
+    return [peak.measured for peak in peaks]
 
 
 def distance(trial: TrialRecord, baseline: TrialRecord) -> tuple[int, float]:

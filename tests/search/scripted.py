@@ -42,6 +42,9 @@ class Act:
     phase: Phase = "measure"
     checks: tuple[CheckPoint, ...] = CHECKS
     peak_bytes: int = GIB
+    worst_bytes: int | None = None
+    """Peak of the worst case; ``None``: as the timed one."""
+    worst_is_bound: bool = False
     limit_bytes: int = 10 * GIB
     alloc_retries: int = 0
     actual: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -113,7 +116,8 @@ def record_of(plan: Plan, rank: int, act: Act) -> RankRecord:
             checks=act.checks,
             final_loss=5.0,
             peak_timed_bytes=act.peak_bytes,
-            peak_worst_case_bytes=act.peak_bytes,
+            peak_worst_case_bytes=act.worst_bytes or act.peak_bytes,
+            worst_case_is_bound=act.worst_is_bound,
             memory_limit_bytes=act.limit_bytes,
             alloc_retries=act.alloc_retries,
             read_back={
