@@ -373,6 +373,18 @@ def test_a_bound_is_told_from_what_was_measured(plan: Plan, folder: AttemptFolde
     assert dataclasses.replace(peak, is_bound=False).measured == 4 * GIB
 
 
+def test_a_bound_that_a_larger_margin_refuses_is_not_called_a_peak(
+    plan: Plan, folder: AttemptFolder
+) -> None:
+    """A table may be replayed with a larger margin than it was recorded with."""
+    plan = dataclasses.replace(plan, memory_margin_share=0.7)
+    act = Act(limit_bytes=10 * GIB, worst_bytes=4 * GIB, worst_is_bound=True)
+    write(folder, plan, act, act)
+    failure = judge(plan, folder, status()).failure
+    assert failure is not None
+    assert "a worst case that was not run and needs at most 4.00 GiB leaves no" in failure.reason
+
+
 def test_memory_that_only_later_steps_need_is_told_from_the_first(
     plan: Plan, folder: AttemptFolder
 ) -> None:
