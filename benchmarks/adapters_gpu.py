@@ -26,6 +26,7 @@ import support_trials
 
 from autotune.contract.plan import Measuring, Topology
 from autotune.search.devices import visible_devices
+from autotune.search.launching import Flops
 from autotune.search.mfu import flops_of
 
 LORA: dict[str, Any] = {"rank": 16, "alpha": 32.0}
@@ -73,17 +74,23 @@ def run(model: str, trial: tuple[str, str, dict[str, Any], Any], folder: Path) -
     measurement = record.measurement
     s_per_it = measurement.window_s / len(measurement.iteration_s)
     flops = flops_of(plan.training, plan.topology, visible_devices())
-    known = flops.per_iteration is not None and flops.per_s_at_peak is not None
     return row | {
         "loss": measurement.checks[0].loss,
         "norm": measurement.checks[0].grad_norm,
         "s_per_it": s_per_it,
         "peak_gib": measurement.peak_timed_bytes / GIB,
-        "mfu": flops.per_iteration / s_per_it / flops.per_s_at_peak if known else None,
+        "mfu": mfu(flops, s_per_it),
         "trained": plan.training.num_trainable,
         "raw_s": list(measurement.iteration_s),
         "wall_s": sum(record.phase_s.values()),
     }
+
+
+def mfu(flops: Flops, s_per_it: float) -> float | None:
+    """The share of the devices' peak that was used; unknown without devices."""
+    if flops.per_iteration is None or flops.per_s_at_peak is None:
+        return None
+    return flops.per_iteration / s_per_it / flops.per_s_at_peak
 
 
 def agree(rows: list[dict[str, Any]]) -> bool:
