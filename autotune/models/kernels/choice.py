@@ -80,6 +80,9 @@ class LayerKernels:
     """Bind a choice, by name."""
     bound: Callable[[Target], str]
     """The name of the choice that the live modules run; otherwise what they run, in words."""
+    refused: Callable[[str, str], str | None] = lambda family, choice: None  # noqa: ARG005
+    """Why the library's model of a family has no such choice, on any machine: of the family's name
+    and the choice's. Told without importing the library."""
 
     @property
     def reference(self) -> str:
