@@ -26,8 +26,7 @@ from autotune.models.kernels.table import LAYERS, references
 from autotune.search.events import EventSink, Message
 from autotune.search.kernels import full_name, offered
 from autotune.search.launching import Runner
-from autotune.search.preflight import Prepared, narrowed
-from autotune.space.canonical import label
+from autotune.search.preflight import Prepared, without
 from autotune.space.model import Choices, Config
 from autotune.space.search_space import SearchSpace
 from autotune.store.provenance import environment_fingerprint
@@ -64,18 +63,7 @@ def with_right_kernels(prepared: Prepared, runner: Runner, events: EventSink) ->
     if launched:
         seconds = time.monotonic() - begun
         events(Message(text=f"{launched} kernels compared in {seconds:.0f} s"))
-    if not gone:
-        return prepared
-    space = prepared.space
-    for knob, reasons in gone.items():
-        _refuse_stated(space, knob, reasons)
-        space = space.without_values(knob, reasons)
-    notes = [
-        f"{knob}: {choice!r} is left out: {reason}"
-        for knob, reasons in gone.items()
-        for choice, reason in reasons.items()
-    ]
-    return narrowed(prepared, space, notes)
+    return without(prepared, gone, _instead)
 
 
 def plans(prepared: Prepared) -> Iterator[tuple[Plan, LayerKernels, str]]:
@@ -209,12 +197,8 @@ def _keep(folder: StudyFolder, digest: str, verdict: KernelVerdict) -> None:
     jsonfile.write_json(folder.kernel_verdict(digest[:16]), codec.to_json(verdict))
 
 
-def _refuse_stated(space: SearchSpace, knob: str, reasons: dict[Any, str]) -> None:
-    """What is fixed, or run today, cannot be left out; unsaid, that is what the library binds."""
-    value, name = space.baseline_config().values[knob], knob.partition(".")[2]
-    if value in reasons:
-        raise space.place_of_value(knob).error(
-            f"{name} {label(value)} cannot be: {reasons[value]}",
-            hint=f"state another kernel, such as {knob}: {references()[name]} under baseline, or "
-            "see the log in the study's folder",
-        )
+def _instead(knob: str) -> str:
+    return (
+        f"state another kernel, such as {knob}: {references()[knob.partition('.')[2]]} under "
+        "baseline, or see the log in the study's folder"
+    )
