@@ -177,6 +177,20 @@ def of_paths(paths: str, prefixes: Mapping[str, str]) -> str:
     return found.pop() if len(found) == 1 else paths
 
 
+def by_path(kind: str, prefixes: Mapping[str, str]) -> Callable[[Target], str]:
+    """Return a :attr:`LayerKernels.bound` that tells a layer type's choices by their paths.
+
+    Args:
+        kind: As ``ModelFamily.implementations`` names it.
+        prefixes: As :func:`of_paths` takes them.
+    """
+
+    def bound(target: Target) -> str:
+        return of_paths(target.family.implementations(target.module).get(kind, ""), prefixes)
+
+    return bound
+
+
 def first_line(error: BaseException) -> str:
     """Return an exception's text on one line."""
     text: Any = " ".join(str(error).split())
