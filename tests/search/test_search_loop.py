@@ -142,6 +142,24 @@ def test_out_of_memory_teaches_and_known_failures_cost_nothing(
     assert history.counted(result.contents) <= 40
 
 
+def test_a_single_micro_step_may_fit_where_several_smaller_ones_do_not(bench: Bench) -> None:
+    """FSDP2 holds whole gradients between micro-steps, and in none where there is only one."""
+
+    def memory(plan: Plan) -> Act:
+        rows = plan.config["workload.micro_batch"]
+        if rows in (2, 4):
+            return Act(error="CUDA out of memory", error_type="torch.OutOfMemoryError")
+        return Act(s_per_it=1.0 / rows)
+
+    space = SPACE.replace("zero3", "fsdp2").replace(BUCKETS, "")
+    small = space.replace("[1, 2, 4, 8]", "[1, 2]")
+    bench.search(memory, space=small, trials=2, anchors=False)
+    result = bench.search(memory, space=space, trials=8, anchors=False)
+    launched = [t.header.config["workload.micro_batch"] for t in result.contents.trials]
+    assert launched == [1, 2, 8]
+    assert result.verdict.best_trial == 2
+
+
 TOKENS = "max_tokens: {type: int, low: 64, high: 1024, step: 64}"
 
 
