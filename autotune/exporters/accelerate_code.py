@@ -153,6 +153,7 @@ def _compute_on_copy(model):
         (owner, name, weight)
         for owner in model.modules()
         for name, weight in owner.named_parameters(recurse=False)
+        if weight.is_floating_point()  # packed ones are unpacked in their own product
     ]
     waiting = set()
 
