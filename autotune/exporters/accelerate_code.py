@@ -184,7 +184,9 @@ def _compute_on_copy(model):
 _HOLD: Final = """
 
 def _hold(model):
-    model.to(MASTER_DTYPE)
+    # Not model.to(), which would round the rotary frequencies, too.
+    for weight in model.parameters():
+        weight.data = weight.data.to(MASTER_DTYPE)
 """
 
 _ADAPTERS: Final = '''
