@@ -116,7 +116,7 @@ def test_weights_are_held_in_their_format_and_rotary_frequencies_stay_exact(
     bf16 = Precision(compute="bf16", master="bf16", accumulate="bf16", reduce="bf16")
     result = exported(study, backend, precision=bf16)
     code: dict[str, Any] = {}
-    exec(result.files["acc_setup.py"], code)  # noqa: S102
+    exec(result.files["acc_setup.py"], code)
     config = Qwen3Config(
         hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=1, head_dim=16, vocab_size=64, tie_word_embeddings=True,

@@ -99,7 +99,7 @@ def test_packed_weights_are_not_copied_into_the_format_of_compute(
     plan = make_plan()
     workload = dataclasses.replace(plan.workload, finetune="qlora", lora=LORA)
     code: dict[str, Any] = {}
-    exec(exported(study, "ddp", workload=workload).files["acc_setup.py"], code)  # noqa: S102
+    exec(exported(study, "ddp", workload=workload).files["acc_setup.py"], code)
     model = torch.nn.Linear(4, 4)
     packed = torch.nn.Parameter(torch.zeros(8, 1, dtype=torch.uint8), requires_grad=False)
     model.register_parameter("packed", packed)
