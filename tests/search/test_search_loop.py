@@ -300,6 +300,23 @@ def test_infra_is_retried_and_not_counted(bench: Bench, monkeypatch: pytest.Monk
     assert history.counted(result.contents) == 4
 
 
+def test_a_fault_of_the_machine_takes_no_retry_from_a_crash(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launching, "BACK_OFF_S", 0.0)
+    faults = [Act(error="Connection reset by peer"), Act(error="boom")]
+
+    def flaky(plan: Plan) -> Act:
+        if plan.number == 1 and plan.attempt < 2:
+            return faults[plan.attempt]
+        return by_micro_batch(plan)
+
+    result = bench.search(flaky, trials=3)
+    trial = result.contents.trials[1]
+    states = [attempt.outcome.state for attempt in trial.attempts if attempt.outcome]
+    assert states == ["failed", "failed", "complete"]
+
+
 def test_small_space_ends_the_search(bench: Bench) -> None:
     space = SPACE.replace(BUCKETS, "")
     result = bench.search(by_micro_batch, space=space, trials=40)
