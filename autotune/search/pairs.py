@@ -7,10 +7,10 @@ ruled out without a launch.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from autotune.contract import errortexts
 from autotune.contract.plan import CommandWorkload, Plan
 from autotune.knobs.words import settings_words
 from autotune.space.model import Config
@@ -19,17 +19,6 @@ _MODE: Final = "workload.activation_checkpointing"
 _REENTRANT: Final = "workload.use_reentrant"
 _COMPILE: Final = "kernel.compile"
 _RECOMPUTE_TYPE: Final = "CheckpointError"
-_RECOMPUTE: Final = re.compile(
-    r"torch\.utils\.checkpoint: (Recomputed values|A different number of tensors|"
-    r"trying to save more tensors|Unpack is being triggered)"
-)
-"""Backward found other tensors than forward left (``torch/utils/checkpoint.py``): what holds the
-weights changed their shape in between."""
-_SELECTIVE: Final = re.compile(
-    r"encountered during backward but not found in storage|"
-    r"backward an extra time.*selective activation checkpoint"
-)
-"""The same where a policy decides what is kept."""
 
 
 def combination(plan: Plan, type_name: str, message: str) -> dict[str, Any]:
@@ -42,9 +31,9 @@ def combination(plan: Plan, type_name: str, message: str) -> dict[str, Any]:
     """
     if isinstance(plan.workload, CommandWorkload) or plan.config.get(_MODE, "none") == "none":
         return {}
-    if _SELECTIVE.search(message):
+    if errortexts.RECOMPUTED_SELECTIVELY.search(message):
         found = {_MODE: plan.config[_MODE]}
-    elif type_name == _RECOMPUTE_TYPE or _RECOMPUTE.search(message):
+    elif type_name == _RECOMPUTE_TYPE or errortexts.RECOMPUTED.search(message):
         found = {_REENTRANT: bool(plan.config.get(_REENTRANT))}
     else:
         return {}

@@ -23,6 +23,15 @@ SHAPES = (
     "than during the forward pass.\ntensor at position 3: saved metadata: {'shape': [64, 32]}"
 )
 
+SELECTIVE = (
+    "aten.mm.default encountered during backward but not found in storage. This can happen",
+    "aten.mm.default invocation index 2 encountered during backward but not found in storage.",
+    # Before torch counted calls.
+    "aten.mm.default encountered during backward, but not found in storage",
+    "Trying to backward an extra time. You are only allowed to backward once on any region "
+    "computed under selective activation checkpoint.",
+)
+
 
 def newer_mode_fails(plan: Plan) -> Act:
     """As frozen weights under ZeRO-3: only the mode that is not reentrant meets other shapes."""
@@ -97,11 +106,27 @@ def test_a_search_that_goes_on_remembers(bench: Bench) -> None:
         ({"CheckpointError", "RuntimeError"}, "anything"),
         ({"RuntimeError"}, SHAPES),
         ((), "torch.utils.checkpoint: A different number of tensors was saved during"),
-        ({"RuntimeError"}, "aten.mm.default encountered during backward but not found in storage."),
+        *(({"RuntimeError"}, text) for text in SELECTIVE),
     ],
 )
 def test_what_recomputation_meets_is_a_refusal_and_no_crash(names, text) -> None:
     assert errortexts.kind_of(names, text) == "incompatible"
+
+
+@pytest.mark.parametrize("text", SELECTIVE)
+def test_selective_recomputation_that_meets_other_tensors_is_launched_once(
+    text: str, bench: Bench
+) -> None:
+    def script(plan: Plan) -> Act:
+        selective = plan.config["workload.activation_checkpointing"] == "selective"
+        return Act(error=text, phase="check") if selective else Act()
+
+    space = SPACE.replace("  use_reentrant: {choices: [true, false]}\n", "")
+    result = bench.search(script, space=space, trials=30, anchors=False)
+    (failure,) = [t.outcome.failure for t in result.contents.trials if t.outcome.failure]
+    assert failure.kind == "incompatible"
+    assert failure.combination == {"workload.activation_checkpointing": "selective"}
+    assert all(len(trial.attempts) == 1 for trial in result.contents.trials)
 
 
 def test_other_errors_name_no_settings(bench: Bench) -> None:
