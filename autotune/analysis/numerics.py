@@ -13,6 +13,8 @@ from autotune.contract.plan import CheckPoint, Numerics
 
 LOOSEST_TOLERANCE: Final = 0.05
 """No tolerance of a plan is taken looser than this share."""
+RANK_NORM: Final = 1e-3
+"""How far apart the ranks' global norms may lie, as a share."""
 CYCLE_LOSS: Final = 0.05
 CYCLE_NORM: Final = 0.5
 """How far the means over a whole cycle of the batches may lie from the baseline's, after any number
@@ -59,6 +61,26 @@ def first_problem(checks: Sequence[CheckPoint], numerics: Numerics) -> str | Non
         )
         if problem is not None:
             return problem
+    return None
+
+
+def rank_problem(norms: Sequence[Sequence[float]], first: int) -> str | None:
+    """Return the first iteration whose global gradient norm the ranks do not agree on, or ``None``.
+
+    After the reduction every rank has the same one. Ranks that step by gradients of their own may
+    be fast, and each trains another model. No baseline is needed to see it.
+
+    Args:
+        norms: Ranks × iterations.
+        first: Iterations before the first of them.
+    """
+    for offset, each in enumerate(zip(*norms, strict=True)):
+        low, high = min(each), max(each)
+        if high - low > RANK_NORM * high:
+            return (
+                f"iteration {first + offset + 1}: the ranks disagree on the gradient norm "
+                f"({low:.6g} to {high:.6g}), so gradients are not reduced over all ranks"
+            )
     return None
 
 

@@ -92,6 +92,8 @@ class RankMeasurement:
     """Gradient norms of the same iterations."""
     peak_timed_bytes: int
     peak_worst_case_bytes: int
+    worst_case_is_bound: bool = False
+    """The worst case was not run: it needs at most so much, far less than the limit."""
     memory_limit_bytes: int
     """What the rank may use before the margin is taken off."""
     peak_first_bytes: int = 0
@@ -160,8 +162,15 @@ class PeakMemory:
     timed: int
     worst_case: int
     limit: int
+    is_bound: bool = False
+    """``worst_case`` is an upper bound on some rank, which left the probe out."""
     first: int = 0
     """In the first iteration, at whose end the optimizer makes its state; 0: not taken."""
+
+    @property
+    def measured(self) -> int:
+        """The largest that was seen: of the worst case, where it was run."""
+        return self.timed if self.is_bound else max(self.timed, self.worst_case)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

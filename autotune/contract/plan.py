@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from autotune.contract import codec, jsonfile
@@ -136,19 +137,36 @@ class Schedule:
 
     @property
     def meets_worst_case(self) -> bool:
-        """Whether each rank ends some iteration with a micro-step of the worst case's shape.
+        """Whether each rank ends some iteration with a micro-step of the worst case's shape."""
+        worst = (self.worst_case.rows, self.worst_case.length)
+        return all(
+            any((step.rows, step.length) == worst for step in mine) for mine in self._lasts()
+        )
+
+    @property
+    def worst_case_growth(self) -> float:
+        """How many times the worst case is what each rank ended some iteration with.
+
+        Counted in rows × length², as what grows fastest with length, the scores of attention, does:
+        nothing that a micro-step holds grows more.
+        """
+        mine = (max(_scores(step) for step in steps) for steps in self._lasts())
+        return max(1.0, _scores(self.worst_case) / min(mine))
+
+    def _lasts(self) -> Iterator[tuple[MicroStep, ...]]:
+        """For each rank the micro-steps that ended its iterations.
 
         The last one is what counts: the gradients of those before it are held meanwhile. Only
         iterations with the most micro-steps do, for then as many are held as can be.
         """
-        worst = (self.worst_case.rows, self.worst_case.length)
         most = self.micro_steps
         full = [batch for batch in self.batches if len(batch.ranks[0].micro_steps) == most]
         lasts = [[rank.micro_steps[-1] for rank in batch.ranks] for batch in full]
-        return all(
-            any((step.rows, step.length) == worst for step in mine)
-            for mine in zip(*lasts, strict=True)
-        )
+        return zip(*lasts, strict=True)
+
+
+def _scores(step: MicroStep) -> int:
+    return step.rows * step.length**2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

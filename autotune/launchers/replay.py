@@ -245,6 +245,7 @@ def _replayed(
         compile_s=windows.compile_seconds(warmup, timed, cycle),
         # As in a real launch: what is stopped as too slow is not probed for its memory.
         peak_worst_case_bytes=old.peak_timed_bytes if early else old.peak_worst_case_bytes,
+        worst_case_is_bound=old.worst_case_is_bound and not early,
         notes={**old.notes, "replayed": note},
     )
 

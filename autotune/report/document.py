@@ -207,6 +207,7 @@ def _configuration(contents: StudyContents, trial: TrialRecord | None) -> dict[s
         "peak_memory_bytes": {
             "timed": max(peak.timed for peak in peaks),
             "worst_case": max(peak.worst_case for peak in peaks),
+            "worst_case_is_bound": any(peak.is_bound for peak in peaks),
         }
         if peaks
         else None,
@@ -273,6 +274,7 @@ def _memory(measured: Measurement | None) -> dict[str, Any] | None:
         "first_bytes": peak.first or None,
         "timed_bytes": peak.timed,
         "worst_case_bytes": peak.worst_case,
+        "worst_case_is_bound": peak.is_bound,
         "limit_bytes": peak.limit,
         "margin_bytes": measured.memory_margin_bytes,
         "worst_case_shape": None if worst is None else [worst.rows, worst.length],
@@ -317,13 +319,13 @@ def _reason(item: TrialRecord | RemeasurementRecord) -> str | None:
 
 
 def _peak(outcome: Outcome | None) -> int | None:
-    """The larger of the timed and the worst-case peak: what has to fit."""
+    """The larger of the timed and the worst-case peak, of what was measured."""
     peak: PeakMemory | None = None
     if outcome is not None and outcome.measurement is not None:
         peak = outcome.measurement.peak_memory
     elif outcome is not None and outcome.failure is not None:
         peak = outcome.failure.peak_memory
-    return None if peak is None else max(peak.timed, peak.worst_case)
+    return None if peak is None else peak.measured
 
 
 def log_file(contents: StudyContents, trial: TrialRecord) -> str | None:

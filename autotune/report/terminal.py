@@ -84,8 +84,9 @@ def _headline(console: Console, contents: StudyContents, report: Mapping[str, An
         _line(console, "best", text + _launches(best))
         memory = best["peak_memory_bytes"]
         if memory is not None:
-            peaks = (words.bytes_text(memory[key]) for key in ("timed", "worst_case"))
-            _line(console, "memory", "peak {} timed, {} worst case".format(*peaks))
+            timed, worst = (words.bytes_text(memory[key]) for key in ("timed", "worst_case"))
+            at_most = "at most " if memory["worst_case_is_bound"] else ""
+            _line(console, "memory", f"peak {timed} timed, {at_most}{worst} worst case")
     _line(console, "trials", words.counts_text(report["counts"]))
     shown = best if best["trial"] is not None else baseline
     for name, value in words.leaves(shown["unverified"]):

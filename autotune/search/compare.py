@@ -384,5 +384,9 @@ def _shown(side: Side) -> dict[str, Any]:
         "s_per_it": None if side.time is None else dataclasses.asdict(side.time),
         "peak_memory_bytes": None
         if peaks is None
-        else {"timed": peaks.timed, "worst_case": peaks.worst_case},
+        else {
+            "timed": peaks.timed,
+            "worst_case": peaks.worst_case,
+            "worst_case_is_bound": peaks.is_bound,
+        },
     }

@@ -306,6 +306,7 @@ def _peak_memory(measured: Sequence[RankMeasurement]) -> PeakMemory:
     return PeakMemory(
         timed=max(one.peak_timed_bytes for one in measured),
         worst_case=max(one.peak_worst_case_bytes for one in measured),
+        is_bound=any(one.worst_case_is_bound for one in measured),
         limit=min(one.memory_limit_bytes for one in measured),
         first=max(one.peak_first_bytes for one in measured),
     )

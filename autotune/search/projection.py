@@ -207,8 +207,7 @@ class Projection:
         trial.set_user_attr("state", outcome.state)
         if measured.tokens_per_s is not None:
             trial.set_user_attr("tokens_per_s", measured.tokens_per_s)
-        peak = max(measured.peak_memory.timed, measured.peak_memory.worst_case)
-        trial.set_user_attr("peak_memory_bytes", peak)
+        trial.set_user_attr("peak_memory_bytes", measured.peak_memory.measured)
         self._study.tell(trial, measured.s_per_it)
 
     def _distributions(self, params: Mapping[str, Any]) -> dict[str, BaseDistribution]:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from autotune.contract.outcome import PeakMemory
 from autotune.store.records import TrialRecord
 
 SAME_MEMORY: Final = 0.02
@@ -35,10 +34,9 @@ def needs_less_memory(trial: TrialRecord, other: TrialRecord) -> bool:
 
 
 def peak_bytes(trial: TrialRecord) -> int:
-    """What has to fit: the larger of the timed and the worst-case peak."""
+    """The larger of the timed and the worst-case peak, of what was measured."""
     assert trial.measurement is not None
-    peak: PeakMemory = trial.measurement.peak_memory
-    return max(peak.timed, peak.worst_case)
+    return trial.measurement.peak_memory.measured
 
 
 def distance(trial: TrialRecord, baseline: TrialRecord) -> tuple[int, float]:

@@ -16,6 +16,7 @@ import gc
 import math
 import time
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 
@@ -29,6 +30,10 @@ from autotune.worker.heartbeat import Heartbeat
 from autotune.worker.memory import MemoryMeter
 from autotune.worker.step import Iteration, Stepper
 from autotune.worker.timing import marks_for
+
+FAR_FROM_LIMIT: Final = 0.5
+"""A bound of at most this share of what a rank may use beside the margin needs no measurement:
+twice as much would fit, and the margin with it."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -80,6 +85,7 @@ class Meter:
         self.peak_first = 0
         self.peak_timed = 0
         self.peak_worst = 0
+        self.worst_is_bound = False
         self.alloc_retries = 0
         self.recompiled = 0
         self.throttled: dict[str, float] = {}
@@ -162,16 +168,22 @@ class Meter:
         self.peak_timed = self._memory.peak_bytes()
 
     def probe(self) -> None:
-        """Run the worst-case micro-step for its memory.
+        """Run the worst-case micro-step for its memory, where that can decide anything.
 
-        It is left out where every rank ran it timed, and after a trial that was stopped because
-        it is too slow: whether that one fits decides nothing.
+        It is left out where every rank ran it timed, after a trial that was stopped because it is
+        too slow, and where even an upper bound is far from every rank's limit.
         """
         self._heart.enter("probe")
         gc.enable()
         if self._plan.cut.meets_worst_case or self.status == "stopped_early":
             self.peak_worst = self.peak_timed
             return
+        bound = self._memory.at_most(self._plan.cut.worst_case_growth)
+        if bound is not None:
+            shares = self._stepper.exchange([bound / self._memory.limit_bytes])
+            if float(shares.max()) <= FAR_FROM_LIMIT * (1.0 - self._plan.memory_margin_share):
+                self.peak_worst, self.worst_is_bound = bound, True
+                return
         self._memory.reset()
         self._stepper.probe(self._plan.cut.micro_steps)
         self.peak_worst = max(self.peak_timed, self._memory.peak_bytes())
@@ -216,6 +228,9 @@ class Meter:
         into.slowest_s += times.max(dim=0).values.tolist()
         into.losses += mean_losses.mean(dim=0).tolist()
         into.norms += all_norms.max(dim=0).values.tolist()
+        disagreement = numerics.rank_problem(all_norms.tolist(), self._done - count)
+        if disagreement is not None:
+            raise NumericsError(disagreement)
         self.losses += into.losses[-count:]
         self.norms += into.norms[-count:]
         if self._heart.phase != "check":

@@ -30,6 +30,12 @@ class MemoryMeter(Protocol):
     def peak_bytes(self) -> int:
         """Peak since the last :meth:`reset`."""
 
+    def at_most(self, growth: float) -> int | None:
+        """Upper bound of the peak if all that this rank made for itself grew ``growth`` times.
+
+        ``None`` where only a measurement can tell.
+        """
+
     def alloc_retries(self) -> int:
         """How often so far the allocator found no room and had to give its cache back first."""
 
@@ -55,6 +61,11 @@ class DeviceMeter:
         outside = total - free - self._cuda.memory_reserved(self._device)
         return int(self._cuda.max_memory_allocated(self._device) + max(0, outside))
 
+    def at_most(self, growth: float) -> int | None:
+        # Caches, workspaces and fragments follow no rule, and the margin is small.
+        del growth
+        return None
+
     def alloc_retries(self) -> int:
         # Absent where another allocator backend keeps no statistics.
         return int(self._cuda.memory_stats(self._device).get("num_alloc_retries", 0))
@@ -69,6 +80,7 @@ class HostMeter:
 
     def __init__(self, local_processes: int, *, proc: Path = Path("/proc")) -> None:
         self._proc = proc
+        self._start_bytes = self._status_bytes("VmRSS")
         self.limit_bytes = hostmemory.available_bytes(proc) // max(1, local_processes)
 
     def reset(self) -> None:
@@ -76,10 +88,19 @@ class HostMeter:
             (self._proc / "self/clear_refs").write_text("5", encoding="ascii")
 
     def peak_bytes(self) -> int:
-        return hostmemory.field_bytes(self._proc / "self/status", "VmHWM")
+        return self._status_bytes("VmHWM")
+
+    def at_most(self, growth: float) -> int | None:
+        # All since the rank began counts as growing, parameters too: what the build gave back to
+        # the heap may be used again unseen.
+        peak = self.peak_bytes()
+        return peak + round(max(0.0, growth - 1.0) * max(0, peak - self._start_bytes))
 
     def alloc_retries(self) -> int:
         return 0
+
+    def _status_bytes(self, field: str) -> int:
+        return hostmemory.field_bytes(self._proc / "self/status", field)
 
 
 def meter_for(device: torch.device, local_processes: int) -> MemoryMeter:

@@ -288,6 +288,7 @@ def _measurement(
         peak_first_bytes=meter.peak_first,
         peak_timed_bytes=meter.peak_timed,
         peak_worst_case_bytes=meter.peak_worst,
+        worst_case_is_bound=meter.worst_is_bound,
         memory_limit_bytes=limit,
         compile_s=meter.compile_s,
         alloc_retries=meter.alloc_retries,

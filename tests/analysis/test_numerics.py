@@ -3,7 +3,13 @@ import math
 
 import pytest
 
-from autotune.analysis.numerics import Path, first_problem, later_gaps, later_problem
+from autotune.analysis.numerics import (
+    Path,
+    first_problem,
+    later_gaps,
+    later_problem,
+    rank_problem,
+)
 from autotune.contract.plan import CheckPoint, Numerics
 
 REFERENCE = (
@@ -116,3 +122,18 @@ def test_a_gradient_scale_that_goes_wrong_later_is_found():
     assert later_gaps(path, LATER, 2)["cycle_grad_norm"].apart == pytest.approx(3.0)
     assert later_problem(path, GATE, 2) is None
     assert later_gaps(path, GATE, 2) == {}
+
+
+@pytest.mark.parametrize(
+    ("norms", "words"),
+    [
+        ([[1.0, 2.0], [1.0, 2.0]], None),
+        ([[1.0, 2.0], [1.0, 2.001]], None),  # rounding of a reduction in another order
+        ([[1.0, 2.0], [1.0, 2.01], [1.0, 2.0]], "iteration 6: the ranks disagree"),
+        ([[math.nan], [1.0]], None),  # not finite: said where that is looked for
+        ([[1.0]], None),
+    ],
+)
+def test_a_global_norm_is_one_number(norms, words):
+    problem = rank_problem(norms, first=4)
+    assert problem is None if words is None else problem is not None and words in problem

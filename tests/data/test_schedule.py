@@ -237,6 +237,23 @@ def test_whether_the_window_meets_the_worst_case_on_every_rank(lengths, how, met
     assert cut(lengths, **how).meets_worst_case is met
 
 
+@pytest.mark.parametrize(
+    ("lengths", "how", "growth"),
+    [
+        # Two ranks, the worst case is 64 long: rows × length² of it over those of a last step.
+        ([9, 9, 32, 32], {"rows": 1}, 4.0),
+        ([64, 64, 16, 32], {"rows": 1}, 16.0),  # the rank that saw least, its last step alone
+        ([9, 9, 16, 16, 9, 9, 32, 16], {"rows": 1, "batches": 2}, 16.0),
+        ([32, 9, 32, 9], {"rows": 2}, 4.0),  # 2 × 64² over 2 × 32²
+        ([64, 64, 64, 64], {"tokens": 128}, 1.0),
+        # The most tokens are in 5 rows of 13: fewer scores than those of a row that was timed.
+        ([64, 64, 64, 64], {"tokens": 65}, 1.0),
+    ],
+)
+def test_growth_from_what_was_timed_to_the_worst_case(lengths, how, growth):
+    assert cut(lengths, **how).worst_case_growth == growth
+
+
 @pytest.mark.parametrize("rows", [1, 2, 4, 8, 16])
 def test_rare_long_samples_are_the_memorys_worst_case(rows):
     """BUG-045: lengths mostly 500, a few at the limit of 8,192 that no window need meet."""

@@ -112,7 +112,11 @@ def test_a_confirmed_best(study: StudyBuilder) -> None:
     assert made["best"]["verdict"] == "faster"
     assert made["best"]["params"] == {"reduce_bucket_size": 499_999_999}
     assert made["best"]["config"]["zero3.reduce_bucket_size"] == 499_999_999
-    assert made["best"]["peak_memory_bytes"] == {"timed": 2 * GIB, "worst_case": 3 * GIB}
+    assert made["best"]["peak_memory_bytes"] == {
+        "timed": 2 * GIB,
+        "worst_case": 3 * GIB,
+        "worst_case_is_bound": False,
+    }
     assert [again["role"] for again in made["remeasurements"]][:2] == ["baseline", "finalist"]
     assert made["trials"][1]["s_per_it"] == 0.50
     assert made["trials"][1]["warmup_s"] == pytest.approx(5 * 0.50)

@@ -358,6 +358,21 @@ def test_the_worst_batch_needs_room_on_every_gpu(
     assert outcome.failure.measured_s_per_it == pytest.approx(0.1)
 
 
+def test_a_bound_is_told_from_what_was_measured(plan: Plan, folder: AttemptFolder) -> None:
+    write(folder, plan, Act(peak_bytes=2 * GIB, limit_bytes=10 * GIB))
+    left_out = record_of(plan, 1, Act(peak_bytes=2 * GIB, limit_bytes=10 * GIB))
+    assert left_out.measurement is not None
+    bounded = dataclasses.replace(
+        left_out.measurement, peak_worst_case_bytes=4 * GIB, worst_case_is_bound=True
+    )
+    folder.write_rank(dataclasses.replace(left_out, measurement=bounded))
+    measured = judge(plan, folder, status()).measurement
+    assert measured is not None
+    peak = measured.peak_memory
+    assert (peak.worst_case, peak.is_bound, peak.measured) == (4 * GIB, True, 2 * GIB)
+    assert dataclasses.replace(peak, is_bound=False).measured == 4 * GIB
+
+
 def test_memory_that_only_later_steps_need_is_told_from_the_first(
     plan: Plan, folder: AttemptFolder
 ) -> None:

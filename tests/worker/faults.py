@@ -38,6 +38,27 @@ def gradients_four_times(rank: int) -> None:
     _wrap_build(change)
 
 
+def ranks_reduce_nothing(rank: int) -> None:
+    """DDP's buckets come back as they were sent: every rank steps by its own gradients."""
+    import torch
+
+    from autotune.backends.ddp import DdpBackend
+
+    original = DdpBackend.build
+
+    def keep(state, bucket):  # torch refuses annotations of other types
+        kept = torch.futures.Future()
+        kept.set_result(bucket.buffer())
+        return kept
+
+    def build(self: Any, plan: Any, rank: Any) -> Any:
+        engine = original(self, plan, rank)
+        engine.model.register_comm_hook(None, keep)
+        return engine
+
+    DdpBackend.build = build
+
+
 def weight_is_nan(rank: int) -> None:
     """One value of one weight on rank 1 is not a number."""
 

@@ -59,8 +59,11 @@ class OneRank:
 class Memory:
     """Seven bytes so far, nine after a reset; the allocator runs out of room in each iteration."""
 
-    def __init__(self, rank: OneRank | None = None) -> None:
+    limit_bytes = 1000
+
+    def __init__(self, rank: OneRank | None = None, *, bound: float | None = None) -> None:
         self._peak = 7
+        self.bound = bound
         self._rank = rank
 
     def reset(self) -> None:
@@ -68,6 +71,9 @@ class Memory:
 
     def peak_bytes(self) -> int:
         return self._peak
+
+    def at_most(self, growth: float) -> int | None:
+        return None if self.bound is None else round(self.bound * growth)
 
     def alloc_retries(self) -> int:
         return 0 if self._rank is None else self._rank.iterated
@@ -163,6 +169,45 @@ def test_probe_runs_only_what_must_be_known(
     meter.peak_timed, meter.status = 7, status
     meter.probe()
     assert (rank.probed, meter.peak_worst) == (probed, peak)
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "margin", "probed"),
+    [
+        # The longest row timed had half the length of the worst case: four times the scores.
+        (100, 0.1, 0.05, False),
+        (118, 0.1, 0.05, False),
+        (120, 0.1, 0.05, True),  # 480 of 1,000 with a margin of 5 %: more than half of the rest
+        (100, 0.48, 0.05, True),  # another rank's bound: all ranks run it or none does
+        (100, 0.1, 0.2, False),
+        (101, 0.1, 0.2, True),
+        (None, 0.1, 0.05, True),  # a device
+    ],
+)
+def test_probe_is_left_out_far_from_the_limit_of_every_rank(
+    tmp_path: Path, mine: int | None, theirs: float, margin: float, probed: bool
+) -> None:
+    class Both(OneRank):
+        def exchange(self, values: Sequence[float]) -> torch.Tensor:
+            return torch.tensor([list(values), [theirs]], dtype=torch.float64)
+
+    schedule = make_schedule(
+        Samples(lengths=(16,) * 4, max_length=32, seed=0, source="ultrachat-like"),
+        global_batch=4,
+        distinct_batches=1,
+        batching="padded",
+        micro_batch=1,
+        max_tokens=None,
+        processes=2,
+    )
+    plan = dataclasses.replace(make_plan("fsdp2"), schedule=schedule, memory_margin_share=margin)
+    rank = Both(Clock())
+    stubs: tuple[Any, Any] = (rank, Memory(bound=mine))
+    meter = Meter(plan, *stubs, torch.device("cpu"), Heartbeat(tmp_path / "heartbeat-0.json"))
+    meter.peak_timed = 7
+    meter.probe()
+    assert (rank.probed is not None, meter.worst_is_bound) == (probed, not probed)
+    assert meter.peak_worst == (9 if probed or mine is None else mine * 4)
 
 
 class Steps(OneRank):

@@ -57,6 +57,24 @@ def baseline(tmp_path_factory: pytest.TempPathFactory) -> tuple[RankRecord, ...]
     return tuple(measured(run_trial(make_plan("fsdp2"), path), path))
 
 
+def test_a_bound_of_the_worst_case_is_above_what_it_needs(
+    baseline: tuple[RankRecord, ...], tmp_path: Path
+) -> None:
+    """Nothing is run for memory far from the limit; with nearly no room beside the margin it is."""
+    plan = make_plan("fsdp2")
+    assert plan.cut.worst_case_growth > 1.0
+    probed = measured(
+        run_trial(dataclasses.replace(plan, memory_margin_share=0.999), tmp_path), tmp_path
+    )
+    for left_out, run in zip(baseline, probed, strict=True):
+        assert (left_out.measurement.worst_case_is_bound, run.measurement.worst_case_is_bound) == (
+            True,
+            False,
+        )
+        assert left_out.measurement.peak_worst_case_bytes > run.measurement.peak_worst_case_bytes
+        assert left_out.phase_s["probe"] < run.phase_s["probe"]
+
+
 def test_a_measured_rank_tells_everything(baseline: tuple[RankRecord, ...]) -> None:
     record = baseline[0]
     measurement = record.measurement
@@ -88,6 +106,14 @@ def test_wrong_gradient_scale_is_caught_where_the_loss_cannot_tell(
         assert record.error.kind == "numerics"
         assert record.error.phase == "check"
         assert "gradient norm of check iteration 1" in record.error.message
+
+
+def test_ranks_that_reduce_nothing_are_caught_without_a_baseline(tmp_path: Path) -> None:
+    """The baseline itself may be the one that is broken."""
+    for record in _failed(make_plan("ddp"), tmp_path, "ranks_reduce_nothing"):
+        assert record.error.kind == "numerics"
+        assert record.error.phase == "check"
+        assert "iteration 1: the ranks disagree on the gradient norm" in record.error.message
 
 
 def test_a_loss_that_is_a_fifth_off_is_caught(
