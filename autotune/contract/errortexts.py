@@ -87,7 +87,7 @@ _CACHE: Final = re.compile(
 )
 """A file of a compiler's cache that another process took away or half wrote."""
 _COMPILER_TYPES: Final = frozenset({"TorchDynamoException", "FailOnRecompileLimitHit"})
-_COMPILER: Final = re.compile(r"\btorch\._dynamo\.exc\.|Set TORCHDYNAMO_VERBOSE=1")
+COMPILER: Final = re.compile(r"\btorch\._dynamo\.exc\.|Set TORCHDYNAMO_VERBOSE=1")
 """``torch.compile`` that cannot take a model (``torch/_dynamo/exc.py``): a matter of what was to be
 compiled, unless the machine kept it from compiling."""
 
@@ -109,7 +109,7 @@ def kind_of(type_names: Collection[str], text: str) -> FailureKind:
     lost = not _PEER_TYPES.isdisjoint(type_names) or _PEER.search(text)
     if lost or _MACHINE.search(text) or _CACHE.search(text):
         return "infra"
-    uncompiled = not _COMPILER_TYPES.isdisjoint(type_names) or _COMPILER.search(text)
+    uncompiled = not _COMPILER_TYPES.isdisjoint(type_names) or COMPILER.search(text)
     return "incompatible" if uncompiled else "crash"
 
 

@@ -6,6 +6,7 @@ import pytest
 from scripted import Act, Bench
 
 from autotune.contract import errortexts
+from autotune.contract.failures import FailureKind
 from autotune.contract.plan import Plan
 
 SPACE = """
@@ -23,6 +24,7 @@ SHAPES = (
     "than during the forward pass.\ntensor at position 3: saved metadata: {'shape': [64, 32]}"
 )
 
+GRAPH_BREAK = "Unsupported method call\n  Explanation: Dynamo does not know how to trace it"
 SELECTIVE = (
     "aten.mm.default encountered during backward but not found in storage. This can happen",
     "aten.mm.default invocation index 2 encountered during backward but not found in storage.",
@@ -87,6 +89,55 @@ def test_a_pair_of_settings_rules_out_only_configurations_that_have_both(bench: 
         for plan in bench.launcher.trials()
     }
     assert {("layer", "none"), ("none", "full"), ("none", "selective")} <= tried
+
+
+def test_a_layer_that_the_compiler_cannot_take_is_launched_once(bench: Bench) -> None:
+    """BUG-054: with other settings the layer has other code, and is tried."""
+    space = SPACE.replace("backend: zero3", "backend: fsdp2").replace(
+        "  use_reentrant: {choices: [true, false]}", "  kernel.compile: {choices: [none, layer]}"
+    )
+
+    def script(plan: Plan) -> Act:
+        recomputes = plan.config["workload.activation_checkpointing"] == "full"
+        if plan.config["kernel.compile"] == "layer" and recomputes:
+            # The rank says the kind, which it has from the class's bases.
+            kind: FailureKind = "incompatible"
+            return Act(error=GRAPH_BREAK, error_type="torch._dynamo.exc.Unsupported", kind=kind)
+        return Act()
+
+    result = bench.search(script, space=space, trials=40, anchors=False)
+    (failure,) = [t.outcome.failure for t in result.contents.trials if t.outcome.failure]
+    assert failure.kind == "incompatible"
+    assert failure.combination == {
+        "kernel.compile": "layer",
+        "workload.activation_checkpointing": "full",
+    }
+    assert failure.reason.startswith(
+        "compile=layer, activation_checkpointing=full do not work together under fsdp2: "
+    )
+    # 3 cuts of 6 combinations, less the failing one's other two.
+    assert len(bench.launcher.trials()) == 16
+
+
+def test_a_compiler_without_memory_or_with_too_many_shapes_names_no_settings(bench: Bench) -> None:
+    space = SPACE.replace("backend: zero3", "backend: fsdp2").replace(
+        "  use_reentrant: {choices: [true, false]}", "  kernel.compile: {choices: [none, layer]}"
+    )
+    errors = [
+        ("CUDA out of memory", "torch._dynamo.exc.BackendCompilerFailed"),
+        ("recompile_limit reached", "torch._dynamo.exc.FailOnRecompileLimitHit"),
+    ]
+    again = iter(errors)
+
+    def script(plan: Plan) -> Act:
+        if plan.config["kernel.compile"] == "layer" and (found := next(again, None)):
+            return Act(error=found[0], error_type=found[1])
+        return Act()
+
+    result = bench.search(script, space=space, trials=40, anchors=False)
+    failures = [t.outcome.failure for t in result.contents.trials if t.outcome.failure]
+    assert [one.kind for one in failures] == ["oom_device", "incompatible"]
+    assert all(one.combination == {} for one in failures)
 
 
 def test_a_search_that_goes_on_remembers(bench: Bench) -> None:
