@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-import planted_adam
+import planted_adagrad
 import pytest
 from support_trials import make_plan, run_trial
 
@@ -19,16 +19,16 @@ HERE = str(Path(__file__).parent)
 
 
 def launch(folder: Path, name: str, *, processes: int) -> list[RankRecord]:
-    """Load DeepSpeed's CPU Adam in so many processes at once."""
+    """Load DeepSpeed's CPU Adagrad in so many processes at once."""
     path = os.pathsep.join([os.environ["PATH"], str(Path(sys.executable).parent)])
     plan = make_plan(
         "zero3",
-        changes={planted_adam.KNOB: True},
+        changes={planted_adagrad.KNOB: True},
         purpose="extension",
         processes=processes,
         environment={FOLDER_VARIABLE: str(folder / "extensions"), "PATH": path},
     )
-    records = run_trial(plan, folder / name, fault="planted_adam:plant", limit_s=400)
+    records = run_trial(plan, folder / name, fault="planted_adagrad:plant", limit_s=400)
     assert None not in records
     return records
 
@@ -47,12 +47,12 @@ def test_deepspeeds_own_extension_is_compiled_by_one_process_alone(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", HERE, prepend=os.pathsep)
     (first,) = build(tmp_path, "first", processes=1)
-    assert first.extension == "CPUAdamBuilder"
+    assert first.extension == "CPUAdagradBuilder"
     assert first.compiled
-    folder = tmp_path / "extensions" / "cpu_adam"
-    assert Path(first.library) == folder / "cpu_adam.so"
+    folder = tmp_path / "extensions" / "cpu_adagrad"
+    assert Path(first.library) == folder / "cpu_adagrad.so"
     made = {path: path.stat().st_mtime_ns for path in folder.iterdir() if path.suffix != ".ninja"}
-    assert len([path for path in made if path.suffix == ".o"]) == 2
+    assert len([path for path in made if path.suffix == ".o"]) == 1
     for later in build(tmp_path, "later", processes=2):
         assert not later.compiled
         assert later.library == first.library
@@ -66,7 +66,7 @@ def test_the_lock_of_a_killed_build_in_a_folder_of_the_users_is_named(
 ) -> None:
     """It may be somebody else's, so it is not removed; nor is waited for it."""
     monkeypatch.setenv("PYTHONPATH", HERE, prepend=os.pathsep)
-    lock = tmp_path / "extensions" / "cpu_adam" / "lock"
+    lock = tmp_path / "extensions" / "cpu_adagrad" / "lock"
     lock.parent.mkdir(parents=True)
     lock.touch()
     (record,) = launch(tmp_path, "first", processes=1)

@@ -1,4 +1,7 @@
-"""Planted in ranks: a setting that needs DeepSpeed's CPU Adam, which any machine can compile."""
+"""Planted in ranks: a setting that needs DeepSpeed's CPU Adagrad.
+
+Any machine can compile it, and it has one source.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ def plant(rank: int) -> None:
     from autotune.backends.deepspeed import Zero3Backend
     from autotune.knobs.knob import Need
 
-    need = Need(kind="compiler", name="CPUAdamBuilder")
+    need = Need(kind="compiler", name="CPUAdagradBuilder")
     Zero3Backend.knobs = tuple(
         dataclasses.replace(knob, needs=(need,)) if knob.full_name == KNOB else knob
         for knob in Zero3Backend.knobs
