@@ -18,6 +18,7 @@ from autotune.space.model import Config
 _MODE: Final = "workload.activation_checkpointing"
 _REENTRANT: Final = "workload.use_reentrant"
 _COMPILE: Final = "kernel.compile"
+_STAGE: Final = "deepspeed.zero_stage"
 _RECOMPUTE_TYPE: Final = "CheckpointError"
 _COMPILER_TYPES: Final = "torch._dynamo.exc."
 _TOO_MANY: Final = "FailOnRecompileLimitHit"
@@ -62,6 +63,8 @@ def _recomputed(plan: Plan, type_name: str, message: str) -> dict[str, Any]:
         return {}
     if plan.config.get(_COMPILE, "none") != "none":
         found[_COMPILE] = plan.config[_COMPILE]
+    if _STAGE in plan.config:  # weights are whole below stage 3
+        found[_STAGE] = plan.config[_STAGE]
     return found
 
 

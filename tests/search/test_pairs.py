@@ -91,6 +91,27 @@ def test_a_pair_of_settings_rules_out_only_configurations_that_have_both(bench: 
     assert {("layer", "none"), ("none", "full"), ("none", "selective")} <= tried
 
 
+def test_what_fails_where_weights_are_split_is_tried_where_they_are_whole(bench: Bench) -> None:
+    """As selective recomputation of gated delta nets, at ZeRO's stage 3 and not at stage 2."""
+    space = SPACE.replace("backend: zero3", "backend: deepspeed").replace(
+        "  use_reentrant: {choices: [true, false]}", "  zero_stage: {choices: [2, 3]}"
+    )
+
+    def script(plan: Plan) -> Act:
+        split = plan.config["deepspeed.zero_stage"] == 3
+        selective = plan.config["workload.activation_checkpointing"] == "selective"
+        return Act(error=SELECTIVE[0]) if split and selective else Act()
+
+    result = bench.search(script, space=space, trials=40, anchors=False)
+    (failure,) = [t.outcome.failure for t in result.contents.trials if t.outcome.failure]
+    assert failure.combination == {
+        "workload.activation_checkpointing": "selective",
+        "deepspeed.zero_stage": 3,
+    }
+    # 3 cuts of 6 combinations, less the failing one's other two.
+    assert len(bench.launcher.trials()) == 16
+
+
 def test_a_layer_that_the_compiler_cannot_take_is_launched_once(bench: Bench) -> None:
     """BUG-054: with other settings the layer has other code, and is tried."""
     space = SPACE.replace("backend: zero3", "backend: fsdp2").replace(
