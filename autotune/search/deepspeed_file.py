@@ -1,6 +1,6 @@
 """A DeepSpeed JSON as a configuration of a study: what its engine settings are, by our names.
 
-Only ``zero_optimization`` and the micro-batch are taken over: the rest of the file is the work
+Only ``zero_optimization``, DeepCompile and the micro-batch are taken over: the rest is the work
 itself (optimizer, precision, clipping, global batch), which a comparison keeps equal. What the
 file says otherwise of it is told, and what cannot be taken over is refused: the settings that run
 are rendered again and compared with the file.
@@ -27,6 +27,8 @@ ENGINES: Final = ("zero3", "deepspeed")
 MAX_BYTES: Final = 1024 * 1024
 WORK: Final = ("gradient_clipping", "bf16", "fp16", "data_types", "communication_data_type")
 """Keys of the file that the workload decides, compared where the file has them."""
+_LEAVES: Final = "leaf_module"
+"""Section with the modules that stage 3 gathers as a whole."""
 _OLD_NAMES: Final = (
     "prefetch_bucket_size",
     "param_persistence_threshold",
@@ -68,6 +70,7 @@ def read(path: Path, planner: Planner) -> FromFile:
     values: dict[str, Any] = {}
     for key, value in zero.items():
         values |= _setting(path, planner, backend, str(key), value)
+    values |= _compiled(path, planner, backend, data.get("compile"))
     rows = data.get("train_micro_batch_size_per_gpu", AUTO)
     if rows != AUTO:
         name = "workload.micro_batch"
@@ -120,6 +123,8 @@ def _setting(path: Path, planner: Planner, backend: str, key: str, value: Any) -
     if key == "stage":
         stage = f"{backend}.zero_stage"
         return {stage: _typed(path, knobs[stage], value)} if stage in knobs else {}
+    if key == _LEAVES:
+        return {}  # of the model, whatever the configuration: compared when it is rendered
     full = f"{backend}.{name}"
     if full not in knobs:
         raise InputError(
@@ -137,6 +142,14 @@ def _setting(path: Path, planner: Planner, backend: str, key: str, value: Any) -
             raise InputError(f"{path}: zero_optimization.{key} is auto, for which there is no rule")
         return {full: rules[full]}
     return {full: _typed(path, knobs[full], value)}
+
+
+def _compiled(path: Path, planner: Planner, backend: str, section: Any) -> dict[str, Any]:
+    """DeepCompile's switch, which stands in a section of its own."""
+    name = f"{backend}.deepcompile"
+    if not isinstance(section, Mapping) or "deepcompile" not in section:
+        return {}
+    return {name: _typed(path, planner.space.knobs[name], section["deepcompile"])}
 
 
 def _section(
@@ -197,11 +210,13 @@ def _refuse_differences(
     for key, value in asked.items():
         name = f"stage3_{key}" if key in _OLD_NAMES else key
         knob = planner.space.knobs.get(f"{backend}.{name}")
-        if value == AUTO or (knob is not None and knob.always_dead) or isinstance(value, Mapping):
+        is_section = isinstance(value, Mapping) and key != _LEAVES
+        if value == AUTO or (knob is not None and knob.always_dead) or is_section:
             continue
-        if name in runs and runs[name] != value:
+        if (name in runs or key == _LEAVES) and runs.get(name) != value:
             raise InputError(
-                f"{path}: zero_optimization.{key} is {value!r}, but the study runs {runs[name]!r}"
+                f"{path}: zero_optimization.{key} is {value!r}, but the study runs "
+                f"{runs.get(name)!r}"
             )
 
 
