@@ -20,6 +20,7 @@ from autotune.errors import AutotuneError, InputError
 from autotune.knobs.knob import Knob
 from autotune.search.planning import Planner
 from autotune.space.model import Config
+from autotune.space.search_space import SHARED_OWNERS
 
 AUTO: Final = "auto"
 ENGINES: Final = ("zero3", "deepspeed")
@@ -81,7 +82,8 @@ def read(path: Path, planner: Planner) -> FromFile:
         raise InputError(f"{path} cannot run here: {refusal.reason}")
     rendered = _rendered(planner, config)
     _refuse_differences(path, zero, rendered.get("zero_optimization", {}), planner, backend)
-    return FromFile(config=config, notes=tuple(_of_the_work(data, rendered, planner)))
+    notes = (*_of_the_work(data, rendered, planner), *_unsaid(planner, config))
+    return FromFile(config=config, notes=notes)
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -238,6 +240,18 @@ def _of_the_work(
         theirs = optimizer.get("params")
         for key, value in (theirs if isinstance(theirs, Mapping) else {}).items():
             yield from _other(f"optimizer.{key}", value, mine.get(key))
+
+
+def _unsaid(planner: Planner, config: Config) -> Iterator[str]:
+    """Tuned settings that no such file holds: those of kernels, environment and checkpointing."""
+    said = ("workload.micro_batch", "workload.max_tokens")
+    names = [
+        param.name
+        for param in planner.space.params
+        if param.owner in SHARED_OWNERS and param.knob in config.values and param.knob not in said
+    ]
+    if names:
+        yield f"it says nothing of {', '.join(names)}: there the baseline's values run"
 
 
 def _other(key: str, asked: Any, runs: Any) -> Iterator[str]:

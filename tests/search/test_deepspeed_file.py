@@ -45,10 +45,14 @@ def rendered(planner: Planner, **assignment: Any) -> dict[str, Any]:
     return backend_of("zero3").render(plan)
 
 
-def read(planner: Planner, folder: Path, data: dict[str, Any]) -> dict[str, Any]:
+def found_in(planner: Planner, folder: Path, data: dict[str, Any]) -> deepspeed_file.FromFile:
     path = folder / "ds.json"
     path.write_text(json.dumps(data), encoding="utf-8")
-    return deepspeed_file.read(path, planner).config.values
+    return deepspeed_file.read(path, planner)
+
+
+def read(planner: Planner, folder: Path, data: dict[str, Any]) -> dict[str, Any]:
+    return found_in(planner, folder, data).config.values
 
 
 @pytest.mark.parametrize("deepcompile", [False, True])
@@ -76,3 +80,13 @@ def test_other_modules_that_are_gathered_whole_are_refused(
 def test_what_is_no_switch_is_refused(planner: Planner, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="deepcompile cannot be 'yes'"):
         read(planner, tmp_path, {**rendered(planner), "compile": {"deepcompile": "yes"}})
+
+
+def test_tuned_settings_that_the_file_cannot_say_are_told(planner: Planner, tmp_path: Path) -> None:
+    assert found_in(planner, tmp_path, rendered(planner)).notes == ()
+    text = f"{SPACE}  kernel.loss: {{choices: [torch, chunked]}}\n"
+    space = parse_space(text, file="space.yaml").on(CPU)
+    more = Planner(study="s", space=space, workload=planner.workload, topology=CPU)
+    found = found_in(more, tmp_path, rendered(planner))
+    assert found.notes == ("it says nothing of kernel.loss: there the baseline's values run",)
+    assert found.config.values["kernel.loss"] == "torch"
