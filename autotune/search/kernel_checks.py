@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from autotune.contract import codec, jsonfile
+from autotune.contract.failures import FailureKind
 from autotune.contract.folder import StudyFolder
 from autotune.contract.kernels import KernelVerdict
 from autotune.contract.outcome import Failure, RankRecord
@@ -34,6 +35,8 @@ from autotune.store.provenance import environment_fingerprint
 _BATCHING: Final = "workload.batching"
 _TOKENS: Final = "workload.max_tokens"
 _ROWS: Final = "workload.micro_batch"
+_LASTING: Final[tuple[FailureKind, ...]] = ("incompatible", "not_in_effect")
+"""Ends of a comparison that another one would have, too."""
 
 
 def with_right_kernels(prepared: Prepared, runner: Runner, events: EventSink) -> Prepared:
@@ -155,6 +158,7 @@ def _launch(prepared: Prepared, plan: Plan, runner: Runner) -> KernelVerdict:
         choice=str(plan.config[knob]),
         reason=_reason(found),
         check=check,
+        failure=found.kind if isinstance(found, Failure) else None,
         driver=prepared.environment["driver"],
         folder=str(where.path.relative_to(prepared.folder.path)),
     )
@@ -187,9 +191,12 @@ def _digest(prepared: Prepared, plan: Plan) -> str:
 
 
 def _known(folder: StudyFolder, digest: str) -> KernelVerdict | None:
+    """A verdict that holds: what ran out of time or memory, hung or crashed may end well now."""
     path = folder.kernel_verdict(digest[:16])
     with contextlib.suppress(FileNotFoundError, RecordError):
-        return codec.from_json(KernelVerdict, jsonfile.read_json(path), where=str(path))
+        found = codec.from_json(KernelVerdict, jsonfile.read_json(path), where=str(path))
+        if found.check is not None or found.failure in _LASTING:
+            return found
     return None
 
 
