@@ -26,9 +26,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import harness
 import support_trials
+from launches import launched
 
 from autotune.backends.base import backend_of
-from autotune.contract.folder import AttemptFolder, StudyFolder
+from autotune.contract.folder import StudyFolder
 from autotune.contract.outcome import Outcome
 from autotune.contract.plan import Deadlines, Measuring, Plan, Reference, Topology
 from autotune.knobs import environment
@@ -136,18 +137,13 @@ class Bench:
 
     def run(self, backend: str, changes: dict[str, Any], reference: Reference) -> Outcome:
         """Launch one configuration and judge it."""
-        plan = self._plan(backend, changes, reference)
-        folder = AttemptFolder(self._study.path / "trials" / f"{self._number:04d}" / "attempt-0")
-        folder.path.mkdir(parents=True)
+        plan = self.plan(backend, changes, reference)
+        path = self._study.path / "trials" / f"{self._number:04d}" / "attempt-0"
         self._number += 1
-        folder.write_plan(plan)
-        job = self.launcher.submit(folder, plan)
-        while True:
-            status = self.launcher.poll(job, timeout_s=0.25)
-            if status.state == "ended":
-                return judge(plan, folder, status)
+        status, folder = launched(self.launcher, plan, path)
+        return judge(plan, folder, status)
 
-    def _plan(self, backend: str, changes: dict[str, Any], reference: Reference) -> Plan:
+    def plan(self, backend: str, changes: dict[str, Any], reference: Reference) -> Plan:
         tied = not changes.get("fsdp2.wrap_embeddings")
         precision = support_trials.BF16 if self.place.device == "cuda" else support_trials.FP32
         variables, unset = environment.variables(changes)
@@ -188,8 +184,9 @@ class Bench:
         return self._models[tied]
 
 
-def missing(backend: str, changes: dict[str, Any], place: Topology) -> str | None:
-    """Why a value is not launched here."""
+def missing(backend: str, changes: dict[str, Any], plan: Plan) -> str | None:
+    """Why a value is not launched here: it is not on this machine, or the engine refuses it."""
+    place = plan.topology
     known = (*backend_of(backend).knobs, *WORKLOAD, *KERNELS, *environment.KNOBS)
     table = {knob.full_name: knob for knob in known}
     for name, value in changes.items():
@@ -197,7 +194,8 @@ def missing(backend: str, changes: dict[str, Any], place: Topology) -> str | Non
         # On a CPU the script is only tried: variables reach the ranks there too.
         if reason is not None and not (name.startswith("env.") and place.device == "cpu"):
             return reason
-    return None
+    refusal = backend_of(backend).validate(plan.config, plan.training, place)
+    return None if refusal is None else refusal.reason
 
 
 def row(backend: str, changes: dict[str, Any], outcome: Outcome | None) -> dict[str, Any]:
@@ -260,22 +258,11 @@ def cases(arguments: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
 
 def main() -> int:
     """Run all values and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=170.0, help="begin no trial after it")
-    parser.add_argument("--slow", action="store_true", help="with what compiles for minutes")
-    parser.add_argument("--only-slow", action="store_true", help="nothing but that")
-    parser.add_argument("--only", default="", help="values whose text holds this")
-    parser.add_argument("--output", default=os.environ.get("OUT", "."))
-    arguments = parser.parse_args()
-    arguments.slow = arguments.slow or arguments.only_slow
+    arguments = _arguments()
     begun = time.monotonic()
     device = "cuda" if visible_devices().found else "cpu"
-    target = Path(arguments.output) / "engine_knobs.jsonl"
-    faults = 0
-    with tempfile.TemporaryDirectory() as folder, target.open("a", encoding="utf-8") as lines:
-        lines.write(json.dumps({"machine": harness.machine()}) + "\n")
+    about, faults = harness.machine(), 0
+    with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), arguments, device)
         bench.launcher.start()
         references: dict[tuple[str, bool], Reference] = {}
@@ -283,7 +270,7 @@ def main() -> int:
             if time.monotonic() - begun > arguments.seconds:
                 print(f"{backend} {changes}: no time left (--seconds)", flush=True)
                 continue
-            reason = missing(backend, changes, bench.place)
+            reason = missing(backend, changes, bench.plan(backend, changes, Reference()))
             if reason is not None:
                 one = row(backend, changes, None) | {"end": "lacking", "reason": reason}
             else:
@@ -293,12 +280,27 @@ def main() -> int:
                 if outcome.measurement is not None and changes.keys() <= OTHER_MODEL:
                     references[key] = Reference(checks=outcome.measurement.checks)
             faults += one["end"] not in EXPECTED
-            lines.write(json.dumps(one) + "\n")
-            lines.flush()
+            harness.append("engine_knobs", [one], arguments.output, about)
             print(shown(one), flush=True)
         bench.launcher.close()
     print(f"{time.monotonic() - begun:.0f} s; {faults} ended in no expected way")
     return 1 if faults else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    visible = len(visible_devices().found)
+    parser.add_argument("--processes", type=int, default=min(2, visible or 2))
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=170.0, help="begin no trial after it")
+    parser.add_argument("--slow", action="store_true", help="with what compiles for minutes")
+    parser.add_argument("--only-slow", action="store_true", help="nothing but that")
+    parser.add_argument("--only", default="", help="values whose text holds this")
+    default = Path(os.environ.get("OUT", ".")) / "engine_knobs.jsonl"
+    parser.add_argument("--output", type=Path, default=default, help="JSON Lines file to append to")
+    arguments = parser.parse_args()
+    arguments.slow = arguments.slow or arguments.only_slow
+    return arguments
 
 
 if __name__ == "__main__":

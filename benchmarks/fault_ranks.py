@@ -17,7 +17,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from autotune.backends.base import Engine, RankContext
+    from autotune.contract.plan import Plan
 
 STUBBORN = (
     "import signal, sys, time\n"
@@ -59,21 +65,21 @@ def plant(fail: Callable[[], None], where: int | str) -> None:
 
     original = DdpBackend.build
 
-    def build(self: Any, plan: Any, rank: Any) -> Any:
+    def build(self: DdpBackend, plan: Plan, rank: RankContext) -> Engine:
         if where == "build":
             fail()
         engine = original(self, plan, rank)
         step, number = engine.step, itertools.count()
 
-        def faulty_step() -> Any:
+        def faulty_step() -> torch.Tensor | float:
             if next(number) == where:
                 fail()
             return step()
 
-        engine.step = faulty_step
+        engine.step = faulty_step  # type: ignore[method-assign]
         return engine
 
-    DdpBackend.build = build
+    DdpBackend.build = build  # type: ignore[method-assign]  # in this process alone
 
 
 def note_moment(folder: Path) -> None:

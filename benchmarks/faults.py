@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import harness
 
@@ -156,13 +157,14 @@ def run(faults: dict[int, dict[str, Any]], runs: Path) -> dict[int, list[int]]:
         events=lambda _: None,
         flops=Flops(per_iteration=None, per_s_at_peak=None),
     )
-    launching.BACK_OFF_S = 0.1  # the trials are what is tested, not the patience
     left: dict[int, list[int]] = {}
     try:
-        for number in faults:
-            one_trial(number, runner, recorder, planner)
-            left[number] = leftovers(prepared.folder.path, number)
-            progress(number, faults[number], recorder)
+        # The trials are what is tested, not the patience.
+        with mock.patch.object(launching, "BACK_OFF_S", 0.1):
+            for number in faults:
+                one_trial(number, runner, recorder, planner)
+                left[number] = leftovers(prepared.folder.path, number)
+                progress(number, faults[number], recorder)
     finally:
         runner.close()
         store.close()

@@ -13,7 +13,14 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from autotune.backends.base import Engine, RankContext
+    from autotune.contract.plan import Plan
+    from autotune.worker.step import Iteration
 
 STEP = 2
 """Faults come in the third step: two iterations are completed then."""
@@ -36,19 +43,19 @@ def plant(act: Callable[[], None]) -> None:
 
     original = DdpBackend.build
 
-    def build(self: Any, plan: Any, rank: Any) -> Any:
+    def build(self: DdpBackend, plan: Plan, rank: RankContext) -> Engine:
         engine = original(self, plan, rank)
         step, number = engine.step, itertools.count()
 
-        def planted() -> Any:
+        def planted() -> torch.Tensor | float:
             if next(number) == STEP:
                 act()
             return step()
 
-        engine.step = planted
+        engine.step = planted  # type: ignore[method-assign]
         return engine
 
-    DdpBackend.build = build
+    DdpBackend.build = build  # type: ignore[method-assign]  # in this process alone
 
 
 def note_moment(folder: Path) -> None:
@@ -91,21 +98,22 @@ def squeeze(folder: Path) -> None:
 
     measure = Meter.measure
 
-    def squeezed(self: Any) -> None:
-        step = self._stepper.iterate
+    def squeezed(self: Meter) -> None:
+        stepper = self._stepper
+        step = stepper.iterate
 
-        def iterate(index: int) -> Any:
-            self._stepper.iterate = step
+        def iterate(index: int) -> Iteration:
+            stepper.iterate = step  # type: ignore[method-assign]
             for share in (0.55, 0.65):
                 block = torch.empty(int(free * share), dtype=torch.uint8, device="cuda")
                 del block
             torch.cuda.synchronize()
             return step(index)
 
-        self._stepper.iterate = iterate
+        stepper.iterate = iterate  # type: ignore[method-assign]
         measure(self)
 
-    Meter.measure = squeezed
+    Meter.measure = squeezed  # type: ignore[method-assign]  # in this process alone
 
 
 ACTS: dict[str, Callable[[Path], None]] = {

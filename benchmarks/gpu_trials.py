@@ -16,11 +16,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import harness
+from beside import clocks, is_back, shared_segments, used
 from gpu_ranks import STEP
 
 sys.path.insert(0, str(harness.ROOT))
@@ -29,6 +30,7 @@ from autotune.contract import nvml, processes
 from autotune.contract.folder import AttemptFolder
 from autotune.contract.outcome import Outcome
 from autotune.contract.plan import Deadlines, Plan, Reference
+from autotune.launchers.base import JobStatus
 from autotune.launchers.local import LocalLauncher
 from autotune.search.device_memory import DeviceMemory
 from autotune.search.events import Message
@@ -58,8 +60,6 @@ STANDSTILL_S = 10.0
 TOTAL_S = 600.0
 FOREIGN_GIB = 2
 GIB = 1024**3
-BACK_BYTES = 64 * 1024**2
-"""Device memory counts as given back within so much of what was in use before."""
 HOLDER = """
 import sys, torch
 held = torch.empty(int(sys.argv[1]), dtype=torch.uint8, device="cuda:0")
@@ -94,22 +94,10 @@ class PlantingLauncher(LocalLauncher):
         (folder.path / "fault.json").write_text(json.dumps(fault))
         return super().submit(folder, plan)
 
-    def poll(self, job: str, *, timeout_s: float = 0.0) -> Any:
+    def poll(self, job: str, *, timeout_s: float = 0.0) -> JobStatus:
         sizes = [size for _, size in shared_segments()]
         self.shared_bytes = max(self.shared_bytes, sum(sizes))
         return super().poll(job, timeout_s=min(timeout_s, 0.1))
-
-
-def shared_segments() -> Iterator[tuple[str, int]]:
-    """NCCL's and torch's segments of this user."""
-    for entry in os.scandir("/dev/shm"):
-        if entry.name.startswith(("nccl-", "torch_")):
-            try:
-                status = entry.stat()
-            except OSError:
-                continue
-            if status.st_uid == os.geteuid():
-                yield entry.name, status.st_size
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -130,12 +118,18 @@ class Bench:
     def on_gpus(self) -> bool:
         return self.prepared.topology.device == "cuda"
 
-    def trial(self, fault: str = "none", rank: int = 0, **values: Any) -> list[Outcome]:
+    def trial(
+        self,
+        fault: str = "none",
+        rank: int = 0,
+        *,
+        backend: str = "ddp",
+        values: Mapping[str, Any] | None = None,
+    ) -> list[Outcome]:
         """Launch a trial until its outcome stands; return the outcome of each attempt."""
         space, study = self.prepared.space, self.recorder.contents().study
-        backend = values.pop("backend", "ddp")
-        config = space.resolve(space.project(backend, {**space.default_config(backend).values,
-                                                       **values}))  # fmt: skip
+        assignment = {**space.default_config(backend).values, **(values or {})}
+        config = space.resolve(space.project(backend, assignment))
         number = self.recorder.next_number("trial")
         self.recorder.open_trial(
             TrialHeader(
@@ -205,25 +199,6 @@ def measured(bench: Bench) -> Found:
     return found is not None and not facts["processes"] and not facts["shared"], facts
 
 
-def clocks() -> dict[str, Any]:
-    """What NVML says of the first GPU's clocks: counters of each policy, flags now."""
-    from autotune.worker.clocks import FLAGS, POLICIES, NvmlWatch
-
-    library = nvml.opened()
-    if library is None:
-        return {}
-    import ctypes
-
-    handle, value = ctypes.c_void_p(), ctypes.c_ulonglong()
-    library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(handle))
-    watch = NvmlWatch(library, handle)
-    counters = {POLICIES[policy]: held for policy, held in watch._counters().items()}
-    known = watch._reasons(ctypes.byref(value)) == nvml.SUCCESS
-    flags = [name for bit, name in FLAGS.items() if value.value & bit]
-    raw = hex(value.value) if known else None
-    return {"held_ns": counters, "flags_now": flags, "reasons_now": raw}
-
-
 def foreign(bench: Bench) -> Found:
     """Another program's memory is named, the program lives on, and the trial is marked."""
     size = str(FOREIGN_GIB * GIB)
@@ -284,20 +259,12 @@ def retries(bench: Bench) -> Found:
 
 def offload(bench: Bench) -> Found:
     """ZeRO-3 with everything in host memory: measured, and no extension was compiled for it."""
-    names = dict.fromkeys(("zero3.offload_optimizer", "zero3.offload_param"), "cpu")
-    outcome = bench.trial(backend="zero3", **names)[-1]
+    values = {"zero3.offload_optimizer": "cpu", "zero3.offload_param": "cpu"}
+    outcome = bench.trial(backend="zero3", values=values)[-1]
     runs = bench.prepared.folder.path.parent
     built = [path.name for path in runs.glob(".cache/*/*/slot-*/extensions/*")]
     facts = {"reason": outcome.failure and outcome.failure.reason, "built": built}
     return outcome.measurement is not None and not built, facts
-
-
-def used() -> dict[str, int]:
-    return {gpu.uuid: gpu.used_bytes for gpu in nvml.gpus()}
-
-
-def is_back(before: dict[str, int]) -> bool:
-    return all(size <= before[uuid] + BACK_BYTES for uuid, size in used().items())
 
 
 def seconds_until(condition: Callable[[], bool], limit_s: float) -> float | None:

@@ -30,6 +30,7 @@ from autotune.search.planning import Planner
 from autotune.search.preflight import Prepared, prepare
 from autotune.search.request import SearchRequest
 from autotune.search.resume import begin
+from autotune.space import domains
 from autotune.store.recorder import StudyRecorder
 from autotune.store.records import (
     Attempt,
@@ -81,7 +82,7 @@ def _all_others(prepared: Prepared, order: random.Random) -> tuple[Anchor, ...]:
     anchors = [
         Anchor(name=f"choice{value}", assignment=(one := {param.name: value}),
                config=space.resolve(one))
-        for value in param.domain.values
+        for value in domains.values(param.domain)
     ]  # fmt: skip
     anchors = [one for one in anchors if one.config.key != space.baseline_config().key]
     order.shuffle(anchors)

@@ -7,7 +7,7 @@ Trials run as always, on the local launcher with its watchdog. After a trial's o
 blocks follow in its ranks, on its engine, in random order: M is a window as trials time it (marks,
 heartbeat, exchange and collection of garbage after each cycle), P a plain training loop between
 two readings of a clock, while the fork server with its watchdog is stopped. Each block begins when
-the ranks have met, and the slowest rank counts. On CPUs each rank is bound to a core of its own,
+the ranks have met, and the slowest rank counts. On CPUs each rank is bound to cores of its own,
 which halves the scatter of blocks. ``CPU time`` is that of all ranks: work that a window adds,
 whoever else makes the machine wait.
 
@@ -82,7 +82,7 @@ POLL_S = 0.25
 Interval = tuple[float, float, float]
 
 
-def make_plan(backend: str, arguments: Any) -> Plan:
+def make_plan(backend: str, arguments: argparse.Namespace) -> Plan:
     """The trial of every launch."""
     cuda = arguments.device == "cuda"
     plan = support_trials.make_plan(
@@ -107,7 +107,7 @@ def make_plan(backend: str, arguments: Any) -> Plan:
 
 def launch(
     launcher: LocalLauncher, plan: Plan, folder: AttemptFolder, task: dict[str, Any]
-) -> list[Any]:
+) -> list[list[instrumented.Block]]:
     """Run one trial with its blocks; return what each rank wrote of them."""
     instrumented.task_file(folder.path).write_text(json.dumps(task))
     job = launcher.submit(folder, plan)
@@ -131,10 +131,11 @@ def own_s_per_it(folder: AttemptFolder, ranks: int) -> float:
 
 def plain_launch(plan: Plan, folder: AttemptFolder) -> float:
     """s/it of a plain loop in fresh processes."""
-    environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    count = plan.topology.processes
+    threads = str(max(1, len(os.sched_getaffinity(0)) // count))  # as the launcher's ranks have
+    environment = {"OMP_NUM_THREADS": threads, **os.environ}
     if plan.topology.device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
-    count = plan.topology.processes
     started = [
         subprocess.Popen(
             [sys.executable, instrumented.__file__, str(folder.path), str(rank)],
@@ -150,7 +151,9 @@ def plain_launch(plan: Plan, folder: AttemptFolder) -> float:
     return max(float(json.loads(file.read_text())) for file in files)
 
 
-def run(launcher: LocalLauncher, backend: str, arguments: Any, home: Path) -> dict[str, Any]:
+def run(
+    launcher: LocalLauncher, backend: str, arguments: argparse.Namespace, home: Path
+) -> dict[str, Any]:
     """All launches of one backend; returns its figures."""
     plan = make_plan(backend, arguments)
     task = {"seconds": arguments.seconds, "iterations": arguments.iterations}
@@ -208,7 +211,10 @@ def figures(
     launches: list[list[instrumented.Block]], own: list[float], cold: list[tuple[float, float]]
 ) -> dict[str, Any]:
     """Intervals over launches, of logarithms; two neighbouring blocks are one of each kind."""
-    effects, cpu, alone, against = [], [], [], []
+    effects: list[float] = []
+    cpu: list[float] = []
+    alone: list[float] = []
+    against: list[float] = []
     for blocks, trial in zip(launches, own, strict=True):
         pairs = [
             {block[0]: block[1:] for block in blocks[at : at + 2]}

@@ -12,7 +12,15 @@ import sys
 import time
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from autotune.backends.base import Engine
+    from autotune.data.stream import TokenStream
+    from autotune.worker.measure import Meter
+    from autotune.worker.timing import Marks
 
 Block = tuple[str, float, float]
 """Kind, and per iteration seconds and CPU seconds."""
@@ -30,22 +38,24 @@ def blocks_file(folder: Path, rank: int) -> Path:
 
 def run_rank(folder: Path, rank: int) -> int:
     """Run one rank of a trial; the blocks come between its window and its memory probe."""
+    from autotune.contract.folder import AttemptFolder
     from autotune.worker import measure, session
 
-    bind(rank)
-
+    bind(rank, AttemptFolder(folder).read_plan().topology.processes)
     original = measure.Meter.probe
 
-    def probe(meter: Any) -> None:
-        blocks = _alternate(meter, rank, **json.loads(task_file(folder).read_text()))
+    def probe(self: Meter) -> None:
+        blocks = _alternate(self, rank, **json.loads(task_file(folder).read_text()))
         blocks_file(folder, rank).write_text(json.dumps(blocks))
-        original(meter)
+        original(self)
 
     measure.Meter.probe = probe  # type: ignore[method-assign]  # in this process alone
     return session.run_rank(folder, rank)
 
 
-def _alternate(meter: Any, rank: int, *, seconds: float, iterations: int, seed: int) -> list[Block]:
+def _alternate(
+    meter: Meter, rank: int, *, seconds: float, iterations: int, seed: int
+) -> list[Block]:
     """Pairs of blocks until their time is over, on all ranks alike."""
     stepper = meter._stepper
     draw = random.Random(seed)  # the same on all ranks
@@ -68,20 +78,21 @@ def _alternate(meter: Any, rank: int, *, seconds: float, iterations: int, seed: 
     return blocks
 
 
-def bind(rank: int) -> None:
-    """Give this process, and the threads that it will start, one core of its own.
+def bind(rank: int, ranks: int) -> None:
+    """Give this process, and the threads that it will start, its share of the cores.
 
-    Where ranks have no device: their threads would wander between the cores.
+    Where ranks have no device: their threads would wander between the cores. On fewer cores than
+    it has threads a rank would spin for most of its time.
     """
     cores = sorted(os.sched_getaffinity(0))
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-        os.sched_setaffinity(0, {cores[rank % len(cores)]})
+        os.sched_setaffinity(0, cores[rank::ranks] or {cores[rank % len(cores)]})
 
 
 class _Counted:
     """Marks that also read this process's CPU time, at the first and at the last one."""
 
-    def __init__(self, marks: Any) -> None:
+    def __init__(self, marks: Marks) -> None:
         self._marks = marks
         self._begun_s: float | None = None
         self.cpu_s = 0.0
@@ -92,14 +103,14 @@ class _Counted:
         self._marks.mark()
 
     def take(self) -> list[float]:
-        seconds: list[float] = self._marks.take()
+        seconds = self._marks.take()
         assert self._begun_s is not None
         self.cpu_s += time.process_time() - self._begun_s
         self._begun_s = None
         return seconds
 
 
-def _window(meter: Any, _rank: int, iterations: int) -> tuple[float, float]:
+def _window(meter: Meter, _rank: int, iterations: int) -> tuple[float, float]:
     """Seconds an iteration of a window as a trial times it, and CPU seconds of this process."""
     from autotune.worker.measure import Meter
 
@@ -116,7 +127,7 @@ def _window(meter: Any, _rank: int, iterations: int) -> tuple[float, float]:
     return again.window_s / count, marks.cpu_s / count
 
 
-def _undisturbed(meter: Any, rank: int, iterations: int) -> tuple[float, float]:
+def _undisturbed(meter: Meter, rank: int, iterations: int) -> tuple[float, float]:
     """Seconds an iteration of a plain loop while nobody watches, and CPU seconds of this process.
 
     Python collects garbage as it does by itself, and the fork server stands still.
@@ -140,7 +151,9 @@ def _undisturbed(meter: Any, rank: int, iterations: int) -> tuple[float, float]:
         gc.freeze()
 
 
-def plain(engine: Any, stream: Any, processes: int, device: Any, iterations: int) -> float:
+def plain(
+    engine: Engine, stream: TokenStream, processes: int, device: torch.device, iterations: int
+) -> float:
     """Seconds an iteration of the loop that one would write without autotune."""
     import torch
     from torch.nn import functional
@@ -186,7 +199,7 @@ def plain_rank(path: Path, rank: int) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.environ |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
     cuda = plan.topology.device == "cuda"
-    bind(rank)
+    bind(rank, count)
     device = torch.device("cuda", rank) if cuda else torch.device("cpu")
     rendezvous.init_process_group(plan, rank, folder=path)
     engine = backend_of(plan.backend).build(

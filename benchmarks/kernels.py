@@ -13,6 +13,7 @@ keeps what the compilers make there, so that it can be carried to the next machi
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import os
@@ -75,7 +76,11 @@ class Bench:
     """One model on one launcher."""
 
     def __init__(
-        self, name: str, arguments: Any, folder: Path, write: Callable[[dict[str, Any]], None]
+        self,
+        name: str,
+        arguments: argparse.Namespace,
+        folder: Path,
+        write: Callable[[dict[str, Any]], None],
     ) -> None:
         self._name = name
         self._write = write
@@ -214,7 +219,7 @@ class Bench:
         self._write(entry)
 
 
-def _prepared(name: str, arguments: Any, folder: Path) -> Prepared:
+def _prepared(name: str, arguments: argparse.Namespace, folder: Path) -> Prepared:
     shape = MODELS[name]
     folder.mkdir(parents=True)
     path = folder / f"{name}.yaml"

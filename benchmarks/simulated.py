@@ -180,7 +180,7 @@ def run_rank(path: Path, rank: int) -> int:
     plan = folder.read_plan()
     heart = Heartbeat(folder.heartbeat_file(rank))
     for phase in ("launch", "init", "build", "check", "warmup", "measure", "probe", "teardown"):
-        heart.enter(phase)  # type: ignore[arg-type]
+        heart.enter(phase)
         time.sleep(0.001)
     record = record_of(plan, rank, truth.launch(plan, script["index"]))
     folder.write_rank(dataclasses.replace(record, phase_s=heart.finish()))

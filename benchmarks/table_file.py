@@ -43,7 +43,7 @@ class TableFile:
                     hint="give another --output, or go back to them",
                 )
         path.parent.mkdir(parents=True, exist_ok=True)
-        _write(path, b"".join(map(to_line, (self.header, *self.rows))))
+        _write(path, b"".join([to_line(self.header), *map(to_line, self.rows)]))
         self._file = path.open("ab")
 
     def append(self, row: TableRow) -> None:

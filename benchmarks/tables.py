@@ -17,6 +17,7 @@ autotune, 130 stopped before the end.
 
 from __future__ import annotations
 
+import argparse
 import random
 import statistics
 import sys
@@ -24,7 +25,6 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import harness
 from grids import Grid, find_grid, make_grid, read_spec
@@ -259,9 +259,9 @@ def repeats(rows: list[TableRow]) -> list[tuple[TableRow, float | None]]:
     found: list[tuple[TableRow, float | None]] = []
     for row in rows:
         if row.repeat:
-            before = first[row.key].s_per_it
-            known = before is not None and row.s_per_it is not None
-            found.append((row, row.s_per_it / before - 1.0 if known else None))
+            before, now = first[row.key].s_per_it, row.s_per_it
+            apart = None if before is None or now is None else now / before - 1.0
+            found.append((row, apart))
     return found
 
 
@@ -277,7 +277,7 @@ def _report(file: TableFile) -> bool:
     return fine
 
 
-def record(options: Any, interrupts: Interrupts, scratch: Path, begun: float) -> int:
+def record(options: argparse.Namespace, interrupts: Interrupts, scratch: Path, begun: float) -> int:
     """Do what the command line asks for and return the exit code."""
     path = find_grid(options.grid)
     spec = read_spec(path)

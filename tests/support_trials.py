@@ -10,7 +10,9 @@ import dataclasses
 import importlib
 import multiprocessing
 import os
+from collections.abc import Sequence
 from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -170,9 +172,7 @@ def start_trial(plan: Plan, path: Path) -> AttemptFolder:
     return folder
 
 
-def launch(
-    folder: AttemptFolder, ranks: int, *, fault: str | None = None
-) -> list[multiprocessing.process.BaseProcess]:
+def launch(folder: AttemptFolder, ranks: int, *, fault: str | None = None) -> Sequence[BaseProcess]:
     """Start the ranks of a trial whose plan is written."""
     os.environ["OMP_NUM_THREADS"] = "1"
     context = multiprocessing.get_context("forkserver")

@@ -88,10 +88,20 @@ def _with_own_slowness(launches: Sequence[tuple[int, Launch]]) -> set[int]:
 
 
 def _at_least(count: int, total: int, share: float) -> float:
-    """Chance of ``count`` or more of ``total`` when each comes with probability ``share``."""
-    return 1.0 - math.fsum(
-        math.comb(total, k) * share**k * (1.0 - share) ** (total - k) for k in range(count)
-    )
+    """Chance of ``count`` or more of ``total`` when each comes with probability ``share``.
+
+    By logarithms: the number of ways has more digits than a float can hold from some thousand
+    iterations on.
+    """
+    if share >= 1.0:
+        return 1.0
+    odds = math.log(share), math.log1p(-share)
+    fewer = (_log_ways(total, k) + k * odds[0] + (total - k) * odds[1] for k in range(count))
+    return max(0.0, 1.0 - math.fsum(map(math.exp, fewer)))
+
+
+def _log_ways(total: int, count: int) -> float:
+    return math.lgamma(total + 1) - math.lgamma(count + 1) - math.lgamma(total - count + 1)
 
 
 def drift(launches: Mapping[int, Sequence[tuple[int, float]]]) -> float:

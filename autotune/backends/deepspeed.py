@@ -144,24 +144,30 @@ class DeepSpeedBackend:
                 "no layer to compile as a whole and makes a graph of each piece",
             )
         return (
-            self._refused_quantised_gradients(config, topology)
+            self._refused_quantised(config, topology)
             or recompute.refused(config, workload)
             or _refused_precision(workload.precision)
             or adapters.refused_quantized(workload)
         )
 
-    def _refused_quantised_gradients(
-        self, config: Mapping[str, Any], topology: Topology
-    ) -> Refusal | None:
-        """Without a second node the engine passes the setting by (``__avg_scatter_grads``)."""
-        name = f"{self.name}.zero_quantized_gradients"
-        if topology.nodes > 1 or not config.get(name) or self.stage(config) != 3:
-            return None
-        return Refusal(
-            about=name,
-            reason="zero_quantized_gradients changes nothing on one node: ZeRO-3 quantises "
-            "gradients only where they go from node to node",
-        )
+    def _refused_quantised(self, config: Mapping[str, Any], topology: Topology) -> Refusal | None:
+        """Quantising what goes nowhere: the engine passes it by and still compiles the extension.
+
+        Gradients in ``__avg_scatter_grads``, weights in ``all_gather_coalesced``, which gathers
+        nothing on one process.
+        """
+        for part, place, alone in (
+            ("gradients", "node", topology.nodes == 1),
+            ("weights", "process", topology.processes == 1),
+        ):
+            name = f"{self.name}.zero_quantized_{part}"
+            if alone and config.get(name) and self.stage(config) == 3:
+                return Refusal(
+                    about=name,
+                    reason=f"zero_quantized_{part} changes nothing on one {place}: ZeRO-3 "
+                    f"quantises {part} only where they go from {place} to {place}",
+                )
+        return None
 
     def stage(self, config: Mapping[str, Any]) -> int:
         """Return the ZeRO stage of a configuration."""

@@ -74,6 +74,7 @@ class Fsdp2Backend:
             or _refused_last_unit(values, workload)
             or _refused_prefetch(values, workload)
             or _refused_precision(workload.precision)
+            or _refused_sums(config, workload, topology)
             or adapters.refused_quantized(workload)
         )
 
@@ -208,3 +209,23 @@ def _refused_precision(precision: Precision) -> Refusal | None:
             reason="bf16 master weights under fp32 compute would round every update twice",
         )
     return None
+
+
+def _refused_sums(
+    config: Mapping[str, Any], workload: Workload, topology: Topology
+) -> Refusal | None:
+    """What is reduced after every micro-step is summed in the format of the weights.
+
+    ``_fsdp_collectives.py``, ``foreach_reduce``: it is cast before it is added to the gradient. How
+    many micro-steps a cut by tokens makes is known only once it is made.
+    """
+    precision, rows = workload.precision, config.get("workload.micro_batch")
+    if _values(config)["gradient_sync"] != "each" or precision.accumulate == precision.master:
+        return None
+    if rows is not None and workload.global_batch <= rows * topology.processes:
+        return None
+    return Refusal(
+        about="fsdp2.gradient_sync",
+        reason="gradient_sync each sums the gradients of several micro-steps in the format of the "
+        f"weights, {precision.master}, and the workload says accumulate {precision.accumulate}",
+    )

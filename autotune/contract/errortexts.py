@@ -35,13 +35,21 @@ _PEER_TYPES: Final = frozenset(
     }
 )
 _REFUSAL_TYPES: Final = frozenset({"IncompatibleConfigError", "OutOfResources", "CheckpointError"})
-_REFUSAL: Final = re.compile(
-    r"out of resource: (shared memory|threads|tensor memory)|"
-    r"torch\.utils\.checkpoint: (Recomputed values|A different number of tensors|trying to save)|"
-    r"encountered during backward but not found in storage"
+_REFUSAL: Final = re.compile(r"out of resource: (shared memory|threads|tensor memory)")
+"""A kernel that wants more of a processor than it has: a matter of its block sizes."""
+RECOMPUTED: Final = re.compile(
+    r"torch\.utils\.checkpoint: (Recomputed values|A different number of tensors|"
+    r"trying to save|Unpack is being triggered)"
 )
-"""A kernel that wants more of a processor than it has: a matter of its block sizes. Activation
-checkpointing whose backward meets other tensors than its forward left: a matter of its mode."""
+"""Activation checkpointing whose backward meets other tensors than its forward left, because what
+holds the weights changed their shape in between: a matter of its mode."""
+RECOMPUTED_SELECTIVELY: Final = re.compile(
+    r"encountered during backward,? but not found in storage|"
+    r"backward an extra time.*selective activation checkpoint",
+    re.DOTALL,
+)
+"""The same where a policy decides what is kept. Versions of torch before the one that counts calls
+have a comma, and take one tensor more than forward left for a second backward."""
 _DEVICE_MEMORY: Final = re.compile(
     r"(CUDA|HIP|GPU|XPU).{0,40}out of memory|out of memory on dev|"
     r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|"
@@ -79,7 +87,7 @@ _CACHE: Final = re.compile(
 )
 """A file of a compiler's cache that another process took away or half wrote."""
 _COMPILER_TYPES: Final = frozenset({"TorchDynamoException", "FailOnRecompileLimitHit"})
-_COMPILER: Final = re.compile(r"\btorch\._dynamo\.exc\.|Set TORCHDYNAMO_VERBOSE=1")
+COMPILER: Final = re.compile(r"\btorch\._dynamo\.exc\.|Set TORCHDYNAMO_VERBOSE=1")
 """``torch.compile`` that cannot take a model (``torch/_dynamo/exc.py``): a matter of what was to be
 compiled, unless the machine kept it from compiling."""
 
@@ -91,7 +99,8 @@ def kind_of(type_names: Collection[str], text: str) -> FailureKind:
         type_names: Names of the exception's class and of those that it derives from, if known.
         text: Its message.
     """
-    if not _REFUSAL_TYPES.isdisjoint(type_names) or _REFUSAL.search(text):
+    refusals = (_REFUSAL, RECOMPUTED, RECOMPUTED_SELECTIVELY)
+    if not _REFUSAL_TYPES.isdisjoint(type_names) or any(one.search(text) for one in refusals):
         return "incompatible"
     if "MemoryError" in type_names or is_host_memory(text):
         return "oom_host"
@@ -100,7 +109,7 @@ def kind_of(type_names: Collection[str], text: str) -> FailureKind:
     lost = not _PEER_TYPES.isdisjoint(type_names) or _PEER.search(text)
     if lost or _MACHINE.search(text) or _CACHE.search(text):
         return "infra"
-    uncompiled = not _COMPILER_TYPES.isdisjoint(type_names) or _COMPILER.search(text)
+    uncompiled = not _COMPILER_TYPES.isdisjoint(type_names) or COMPILER.search(text)
     return "incompatible" if uncompiled else "crash"
 
 

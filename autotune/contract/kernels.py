@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from autotune.contract.failures import FailureKind
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KernelCheck:
@@ -45,6 +47,8 @@ class KernelVerdict:
     """Why it may not; empty where it may."""
     check: KernelCheck | None
     """``None`` where the comparison itself failed, crashed or hung."""
+    failure: FailureKind | None = None
+    """How it ended, where it has no ``check``."""
     driver: str | None = None
     """Of the GPU; ``None`` without one."""
     folder: str

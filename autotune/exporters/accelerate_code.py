@@ -153,6 +153,7 @@ def _compute_on_copy(model):
         (owner, name, weight)
         for owner in model.modules()
         for name, weight in owner.named_parameters(recurse=False)
+        if weight.is_floating_point()  # packed ones are unpacked in their own product
     ]
     waiting = set()
 
@@ -183,7 +184,9 @@ def _compute_on_copy(model):
 _HOLD: Final = """
 
 def _hold(model):
-    model.to(MASTER_DTYPE)
+    # Not model.to(), which would round the rotary frequencies, too.
+    for weight in model.parameters():
+        weight.data = weight.data.to(MASTER_DTYPE)
 """
 
 _ADAPTERS: Final = '''

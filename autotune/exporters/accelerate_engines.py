@@ -104,7 +104,7 @@ def fsdp2(request: ExportRequest, name: str) -> Part:
     knobs = rendered["fully_shard"]
     layer = layer_class(plan.training.model.family)
     code = accelerate_code.module_name(name)
-    variables, said = environment.companion(plan, name, about(request))
+    variables, said = environment.companion(request, name, about(request))
     fsdp: dict[str, Any] = {
         "fsdp_version": 2,
         # A number (groups of so many processes) is no value of this field.
@@ -182,7 +182,7 @@ def ddp(request: ExportRequest, name: str) -> Part:
     said = {key: value for key, value in measured.items() if key in _DDP_FIELDS}
     code = accelerate_code.module_name(name)
     handled = ", ".join(f"{key}={value}" for key, value in said.items())
-    variables, setting = environment.companion(plan, name, about(request))
+    variables, setting = environment.companion(request, name, about(request))
     return Part(
         settings={
             # One process is no distributed run to accelerate.

@@ -59,7 +59,7 @@ def export(request: ExportRequest) -> ExportResult:
     _compare_with_run(request, rendered)
     text = exactness.json_text(rendered)
     about = _about(request)
-    variables, said = environment.companion(plan, request.file_name, about)
+    variables, said = environment.companion(request, request.file_name, about)
     switch, switched = checkpoint_code.companion(plan, request.file_name, about)
     version = load_in_deepspeed(rendered, plan.topology.processes)
     by_tokens = plan.config.get("workload.max_tokens") is not None

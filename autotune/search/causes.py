@@ -147,7 +147,9 @@ def _from_error(plan: Plan, folder: AttemptFolder, rank: int, error: RankError) 
     kind = kind_of(error)
     if kind in ("crash", "infra") and first_line:
         reason = f"{name}: {first_line}"
-    settings = pairs.combination(plan, name, error.message)
+    settings = {}
+    if kind == "incompatible":
+        settings = pairs.combination(plan, error.type, error.message)
     if settings:
         reason = f"{pairs.words(plan, settings)}: {reason}"
     return Failure(

@@ -297,10 +297,13 @@ def _judge(
     if found.verdict_hint == "tie":
         baseline = contents.baseline()
         assert baseline is not None
-        winner = ties.winner((a, b), baseline)
+        unstable = {one.number for one in (a, b) if contents.unstable(one.number)}
+        winner = ties.winner((a, b), baseline, unstable=unstable)
         other = b if winner is a else a
         less = ties.needs_less_memory(winner, other)
         why = "needs less memory" if less else "is nearer to the baseline"
+        if other.number in unstable and winner.number not in unstable:
+            why = "kept its allocator's room"
         reason = f"launches cannot tell them apart; trial {winner.number} {why}"
     else:
         verdict = "b_faster" if found.verdict_hint == "faster" else "a_faster"

@@ -257,7 +257,8 @@ class _Confirmation:
             and not (self._unstable([one.trial]) and not self._unstable([self._baseline]))
         ]
         if lighter:
-            best = ties.winner([one.trial for one in lighter], self._baseline)
+            trials = [one.trial for one in lighter]
+            best = ties.winner(trials, self._baseline, unstable=self._unstable(trials))
             found = next(one for one in lighter if one.trial.number == best.number)
             reason = "as fast as the baseline within the noise, with less memory"
             return self._verdict("tie", best, shown=found, judged=judged, reason=reason)

@@ -1,6 +1,6 @@
 """A DeepSpeed JSON as a configuration of a study: what its engine settings are, by our names.
 
-Only ``zero_optimization`` and the micro-batch are taken over: the rest of the file is the work
+Only ``zero_optimization``, DeepCompile and the micro-batch are taken over: the rest is the work
 itself (optimizer, precision, clipping, global batch), which a comparison keeps equal. What the
 file says otherwise of it is told, and what cannot be taken over is refused: the settings that run
 are rendered again and compared with the file.
@@ -20,6 +20,7 @@ from autotune.errors import AutotuneError, InputError
 from autotune.knobs.knob import Knob
 from autotune.search.planning import Planner
 from autotune.space.model import Config
+from autotune.space.search_space import SHARED_OWNERS
 
 AUTO: Final = "auto"
 ENGINES: Final = ("zero3", "deepspeed")
@@ -27,6 +28,8 @@ ENGINES: Final = ("zero3", "deepspeed")
 MAX_BYTES: Final = 1024 * 1024
 WORK: Final = ("gradient_clipping", "bf16", "fp16", "data_types", "communication_data_type")
 """Keys of the file that the workload decides, compared where the file has them."""
+_LEAVES: Final = "leaf_module"
+"""Section with the modules that stage 3 gathers as a whole."""
 _OLD_NAMES: Final = (
     "prefetch_bucket_size",
     "param_persistence_threshold",
@@ -68,6 +71,7 @@ def read(path: Path, planner: Planner) -> FromFile:
     values: dict[str, Any] = {}
     for key, value in zero.items():
         values |= _setting(path, planner, backend, str(key), value)
+    values |= _compiled(path, planner, backend, data.get("compile"))
     rows = data.get("train_micro_batch_size_per_gpu", AUTO)
     if rows != AUTO:
         name = "workload.micro_batch"
@@ -78,7 +82,8 @@ def read(path: Path, planner: Planner) -> FromFile:
         raise InputError(f"{path} cannot run here: {refusal.reason}")
     rendered = _rendered(planner, config)
     _refuse_differences(path, zero, rendered.get("zero_optimization", {}), planner, backend)
-    return FromFile(config=config, notes=tuple(_of_the_work(data, rendered, planner)))
+    notes = (*_of_the_work(data, rendered, planner), *_unsaid(planner, config))
+    return FromFile(config=config, notes=notes)
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -120,6 +125,8 @@ def _setting(path: Path, planner: Planner, backend: str, key: str, value: Any) -
     if key == "stage":
         stage = f"{backend}.zero_stage"
         return {stage: _typed(path, knobs[stage], value)} if stage in knobs else {}
+    if key == _LEAVES:
+        return {}  # of the model, whatever the configuration: compared when it is rendered
     full = f"{backend}.{name}"
     if full not in knobs:
         raise InputError(
@@ -137,6 +144,14 @@ def _setting(path: Path, planner: Planner, backend: str, key: str, value: Any) -
             raise InputError(f"{path}: zero_optimization.{key} is auto, for which there is no rule")
         return {full: rules[full]}
     return {full: _typed(path, knobs[full], value)}
+
+
+def _compiled(path: Path, planner: Planner, backend: str, section: Any) -> dict[str, Any]:
+    """DeepCompile's switch, which stands in a section of its own."""
+    name = f"{backend}.deepcompile"
+    if not isinstance(section, Mapping) or "deepcompile" not in section:
+        return {}
+    return {name: _typed(path, planner.space.knobs[name], section["deepcompile"])}
 
 
 def _section(
@@ -197,11 +212,13 @@ def _refuse_differences(
     for key, value in asked.items():
         name = f"stage3_{key}" if key in _OLD_NAMES else key
         knob = planner.space.knobs.get(f"{backend}.{name}")
-        if value == AUTO or (knob is not None and knob.always_dead) or isinstance(value, Mapping):
+        is_section = isinstance(value, Mapping) and key != _LEAVES
+        if value == AUTO or (knob is not None and knob.always_dead) or is_section:
             continue
-        if name in runs and runs[name] != value:
+        if (name in runs or key == _LEAVES) and runs.get(name) != value:
             raise InputError(
-                f"{path}: zero_optimization.{key} is {value!r}, but the study runs {runs[name]!r}"
+                f"{path}: zero_optimization.{key} is {value!r}, but the study runs "
+                f"{runs.get(name)!r}"
             )
 
 
@@ -223,6 +240,18 @@ def _of_the_work(
         theirs = optimizer.get("params")
         for key, value in (theirs if isinstance(theirs, Mapping) else {}).items():
             yield from _other(f"optimizer.{key}", value, mine.get(key))
+
+
+def _unsaid(planner: Planner, config: Config) -> Iterator[str]:
+    """Tuned settings that no such file holds: those of kernels, environment and checkpointing."""
+    said = ("workload.micro_batch", "workload.max_tokens")
+    names = [
+        param.name
+        for param in planner.space.params
+        if param.owner in SHARED_OWNERS and param.knob in config.values and param.knob not in said
+    ]
+    if names:
+        yield f"it says nothing of {', '.join(names)}: there the baseline's values run"
 
 
 def _other(key: str, asked: Any, runs: Any) -> Iterator[str]:

@@ -2,6 +2,8 @@
 
 All else equal, more rows or tokens a micro-step, fewer layers that recompute and no activation
 checkpointing never need less memory. Such configurations are known not to fit and cost no launch.
+All else is not equal where an iteration becomes a single micro-step: who asks leaves those out
+(``history.is_too_large``).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from autotune.errors import InputError
 from autotune.search.events import EventSink, Message
 from autotune.search.launching import Runner
 from autotune.search.planning import STANDSTILL_S, Planner
-from autotune.search.preflight import Prepared, narrowed
+from autotune.search.preflight import Prepared, without
 from autotune.search.proposals import Exhausted, look_around
 from autotune.space.canonical import label
 from autotune.space.model import Choices, Config
@@ -63,18 +63,7 @@ def with_built_extensions(prepared: Prepared, runner: Runner, events: EventSink)
             reasons[key] = _build(prepared, use, len(reasons), runner, events)
         if reasons[key]:
             gone.setdefault(use.knob, {})[use.value] = reasons[key]
-    if not gone:
-        return prepared
-    space = prepared.space
-    for knob, lost in gone.items():
-        _refuse_stated(space, knob, lost)
-        space = space.without_values(knob, lost)
-    notes = [
-        f"{knob}: {label(value)} is left out: {reason}"
-        for knob, lost in gone.items()
-        for value, reason in lost.items()
-    ]
-    return narrowed(prepared, space, notes)
+    return without(prepared, gone, _instead)
 
 
 def build_beside(prepared: Prepared, config: Config, runner: Runner, events: EventSink) -> None:
@@ -181,12 +170,6 @@ def _outcome(record: RankRecord) -> str:
     return f"the extension {built.extension} was there, and loaded in {built.seconds:.1f} s"
 
 
-def _refuse_stated(space: SearchSpace, knob: str, reasons: dict[Any, str]) -> None:
-    """What is fixed, or run today, cannot be left out."""
-    stated = {**space.baseline, **space.fixed}
-    if knob in stated and stated[knob] in reasons:
-        value, name = stated[knob], knob.partition(".")[2]
-        raise space.place_of_value(knob).error(
-            f"{name} {label(value)} cannot be: {reasons[value]}",
-            hint="see the log in the study's folder, or take the value out of the file",
-        )
+def _instead(knob: str) -> str:
+    del knob
+    return "see the log in the study's folder, or take the value out of the file"

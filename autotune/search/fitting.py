@@ -14,8 +14,8 @@ from autotune.space import domains
 from autotune.space.search_space import SearchSpace
 
 _BYTES: Final = {"fp32": 4, "bf16": 2}
-_ADAM_BYTES: Final = 8
-"""Two float32 moments a parameter."""
+_MOMENTS: Final = 2
+"""Of AdamW, for each parameter; torch makes them in the format of the weights that it updates."""
 _GIB: Final = 1024**3
 _STAGED: Final = "deepspeed"
 _STAGE: Final = f"{_STAGED}.zero_stage"
@@ -26,10 +26,12 @@ def least_memory_bytes(workload: Workload) -> int:
     """Bytes of weights, gradients and Adam's moments of one copy of the model.
 
     However finely it is sharded, all ranks together hold at least this. Frozen weights have
-    neither gradients nor moments.
+    neither gradients nor moments. What the optimizer is given has the weights' format, in
+    whatever format it was summed.
     """
     precision = workload.precision
-    each = _BYTES[precision.master] + _BYTES[precision.accumulate] + _ADAM_BYTES
+    master = _BYTES[precision.master]
+    each = master + min(master, _BYTES[precision.accumulate]) + _MOMENTS * master
     return frozen_bytes(workload) + workload.num_trainable * each
 
 
@@ -67,7 +69,7 @@ def stage_memory_bytes(
     precision, number = workload.precision, workload.num_trainable
     weights = float(frozen_bytes(workload) + number * _BYTES[precision.compute])
     gradients = float(number * _BYTES[precision.accumulate])
-    state = float(number * (_BYTES[precision.master] + _ADAM_BYTES))
+    state = float(number * (1 + _MOMENTS) * _BYTES[precision.master])
     if offloaded:
         gradients = state = 0.0
     if stage == 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from autotune.analysis.paired import Launch, launches_of
@@ -121,9 +121,24 @@ def launched_keys(contents: StudyContents) -> frozenset[str]:
     )
 
 
-def is_too_large(contents: StudyContents, config: Config) -> bool:
-    """Whether a smaller configuration has already run out of memory."""
-    return known_too_large(config.backend, config.values, _out_of_memory(contents))
+def is_too_large(
+    contents: StudyContents, config: Config, micro_steps: Callable[[Mapping[str, Any]], int | None]
+) -> bool:
+    """Whether a smaller configuration has already run out of memory.
+
+    One whose iteration is a single micro-step holds no gradients of earlier ones beside its
+    activations, so what several small micro-steps needed says nothing about it.
+
+    Args:
+        contents: The records.
+        config: What might be launched.
+        micro_steps: How many an iteration has with these values, by full knob name; ``None``
+            where that is not known.
+    """
+    failed = _out_of_memory(contents)
+    if failed and micro_steps(config.values) == 1:
+        failed = [(backend, values) for backend, values in failed if micro_steps(values) == 1]
+    return known_too_large(config.backend, config.values, failed)
 
 
 def is_probably_too_large(contents: StudyContents, config: Config) -> bool:

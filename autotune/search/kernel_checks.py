@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from autotune.contract import codec, jsonfile
+from autotune.contract.failures import FailureKind
 from autotune.contract.folder import StudyFolder
 from autotune.contract.kernels import KernelVerdict
 from autotune.contract.outcome import Failure, RankRecord
@@ -26,8 +27,7 @@ from autotune.models.kernels.table import LAYERS, references
 from autotune.search.events import EventSink, Message
 from autotune.search.kernels import full_name, offered
 from autotune.search.launching import Runner
-from autotune.search.preflight import Prepared, narrowed
-from autotune.space.canonical import label
+from autotune.search.preflight import Prepared, without
 from autotune.space.model import Choices, Config
 from autotune.space.search_space import SearchSpace
 from autotune.store.provenance import environment_fingerprint
@@ -35,6 +35,8 @@ from autotune.store.provenance import environment_fingerprint
 _BATCHING: Final = "workload.batching"
 _TOKENS: Final = "workload.max_tokens"
 _ROWS: Final = "workload.micro_batch"
+_LASTING: Final[tuple[FailureKind, ...]] = ("incompatible", "not_in_effect")
+"""Ends of a comparison that another one would have, too."""
 
 
 def with_right_kernels(prepared: Prepared, runner: Runner, events: EventSink) -> Prepared:
@@ -64,18 +66,7 @@ def with_right_kernels(prepared: Prepared, runner: Runner, events: EventSink) ->
     if launched:
         seconds = time.monotonic() - begun
         events(Message(text=f"{launched} kernels compared in {seconds:.0f} s"))
-    if not gone:
-        return prepared
-    space = prepared.space
-    for knob, reasons in gone.items():
-        _refuse_stated(space, knob, reasons)
-        space = space.without_values(knob, reasons)
-    notes = [
-        f"{knob}: {choice!r} is left out: {reason}"
-        for knob, reasons in gone.items()
-        for choice, reason in reasons.items()
-    ]
-    return narrowed(prepared, space, notes)
+    return without(prepared, gone, _instead)
 
 
 def plans(prepared: Prepared) -> Iterator[tuple[Plan, LayerKernels, str]]:
@@ -167,6 +158,7 @@ def _launch(prepared: Prepared, plan: Plan, runner: Runner) -> KernelVerdict:
         choice=str(plan.config[knob]),
         reason=_reason(found),
         check=check,
+        failure=found.kind if isinstance(found, Failure) else None,
         driver=prepared.environment["driver"],
         folder=str(where.path.relative_to(prepared.folder.path)),
     )
@@ -199,9 +191,12 @@ def _digest(prepared: Prepared, plan: Plan) -> str:
 
 
 def _known(folder: StudyFolder, digest: str) -> KernelVerdict | None:
+    """A verdict that holds: what ran out of time or memory, hung or crashed may end well now."""
     path = folder.kernel_verdict(digest[:16])
     with contextlib.suppress(FileNotFoundError, RecordError):
-        return codec.from_json(KernelVerdict, jsonfile.read_json(path), where=str(path))
+        found = codec.from_json(KernelVerdict, jsonfile.read_json(path), where=str(path))
+        if found.check is not None or found.failure in _LASTING:
+            return found
     return None
 
 
@@ -209,12 +204,8 @@ def _keep(folder: StudyFolder, digest: str, verdict: KernelVerdict) -> None:
     jsonfile.write_json(folder.kernel_verdict(digest[:16]), codec.to_json(verdict))
 
 
-def _refuse_stated(space: SearchSpace, knob: str, reasons: dict[Any, str]) -> None:
-    """What is fixed, or run today, cannot be left out; unsaid, that is what the library binds."""
-    value, name = space.baseline_config().values[knob], knob.partition(".")[2]
-    if value in reasons:
-        raise space.place_of_value(knob).error(
-            f"{name} {label(value)} cannot be: {reasons[value]}",
-            hint=f"state another kernel, such as {knob}: {references()[name]} under baseline, or "
-            "see the log in the study's folder",
-        )
+def _instead(knob: str) -> str:
+    return (
+        f"state another kernel, such as {knob}: {references()[knob.partition('.')[2]]} under "
+        "baseline, or see the log in the study's folder"
+    )

@@ -1,4 +1,4 @@
-"""Which kernels can run here: told before the first launch, by what is installed."""
+"""Which kernels can run here: told before the first launch, by what is installed and the model."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def limits_of(
     space: SearchSpace, workload: Workload, topology: Topology, devices: Devices
 ) -> Limits:
     """Return the kernels that cannot run here, with the reason, and whether packing can be."""
-    machine = machine_of(workload, topology, devices)
+    machine, model = machine_of(workload, topology, devices), workload.model
     gone: dict[str, dict[Any, str]] = {}
     for layer in LAYERS:
         for choice in layer.choices:
-            reason = unavailable(choice, machine)
+            # What no machine can change is said first.
+            reason = layer.refused(model.family, choice.name) or unavailable(choice, machine)
             if reason is not None:
                 gone.setdefault(full_name(layer), {})[choice.name] = reason
-    model = workload.model
     family = family_of(model.family)
     facts = {**family.layer_counts(model.config), **_bound_by_the_library(machine)}
     limits = Limits(values=gone, facts=facts)

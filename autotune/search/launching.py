@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
 from autotune.contract import hostmemory
-from autotune.contract.failures import POLICIES, Phase
+from autotune.contract.failures import POLICIES, FailureKind, Phase
 from autotune.contract.folder import AttemptFolder
 from autotune.contract.outcome import Failure, Outcome, RankRecord
 from autotune.contract.plan import Plan, Purpose, Racing, Reference
@@ -104,21 +105,25 @@ class Runner:
         self._launcher.close()
 
     def run(self, launch: Launch) -> Outcome:
-        """Launch until an outcome stands: measured, or failed as often as its kind is retried."""
-        retries = 0
+        """Launch until an outcome stands: measured, or failed as often as its kind is retried.
+
+        Each kind has its own retries: what the machine did first takes none from a crash.
+        """
+        retries: Counter[FailureKind] = Counter()
         attempt = launch.first_attempt
         while True:
             outcome = self._once(launch, attempt)
             failure = outcome.failure
-            if failure is None or retries >= POLICIES[failure.kind].max_retries:
+            if failure is None or retries[failure.kind] >= POLICIES[failure.kind].max_retries:
                 return outcome
             if self._interrupts.requested:
                 return outcome
             again = f"{launch.label}: {failure.kind}, {failure.reason}; launched again"
             self._events(Message(text=again, level="warning"))
-            if failure.kind == "infra" and self._interrupts.wait(BACK_OFF_S * 2**retries):
+            pause_s = BACK_OFF_S * 2 ** retries[failure.kind]
+            if failure.kind == "infra" and self._interrupts.wait(pause_s):
                 return outcome
-            retries += 1
+            retries[failure.kind] += 1
             attempt += 1
 
     def _once(self, launch: Launch, attempt: int) -> Outcome:

@@ -245,7 +245,7 @@ class Loop:
         """Why a configuration costs no launch; ``None`` if it is worth one."""
         if config.key in history.launched_keys(self._contents):
             return "already launched"
-        if history.is_too_large(self._contents, config):
+        if history.is_too_large(self._contents, config, self._planner.micro_steps):
             return "needs at least the memory of one that did not fit"
         known = history.is_known_to_fail(self._contents, config)
         if known is not None:

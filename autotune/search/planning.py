@@ -242,16 +242,28 @@ class Planner:
             reason=f"rows of {length:,} tokens are longer than the model's {positions:,} positions",
         )
 
+    def micro_steps(self, values: Mapping[str, Any]) -> int | None:
+        """How many micro-steps an iteration has; ``None`` where the values do not say.
+
+        Args:
+            values: Of the workload's knobs, by full name.
+        """
+        if not isinstance(self.workload, CommandWorkload):
+            schedule = self._cut(values)
+            return schedule.micro_steps if isinstance(schedule, Schedule) else None
+        rows = values.get("workload.micro_batch")
+        if rows is None:
+            return None
+        return self.workload.global_batch // (int(rows) * self.topology.processes)
+
     def _schedule(self, config: Config) -> Schedule | str | None:
         """The cut of the batches, or why there is none; ``None`` for a command."""
-        if isinstance(self.workload, CommandWorkload):
-            return None
-        batching: Batching = config.values["workload.batching"]
-        cut = (
-            batching,
-            config.values["workload.micro_batch"],
-            config.values["workload.max_tokens"],
-        )
+        return None if isinstance(self.workload, CommandWorkload) else self._cut(config.values)
+
+    def _cut(self, values: Mapping[str, Any]) -> Schedule | str:
+        assert isinstance(self.workload, Workload)
+        batching: Batching = values["workload.batching"]
+        cut = (batching, values["workload.micro_batch"], values["workload.max_tokens"])
         if cut not in self._schedules:
             try:
                 self._schedules[cut] = make_schedule(

@@ -8,7 +8,7 @@ import importlib.util
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +40,7 @@ from autotune.search.where import (
     look,
 )
 from autotune.search.workload import command_workload, context_of, make_workload
+from autotune.space.canonical import label
 from autotune.space.loader import find_space, load_space, parse_space
 from autotune.space.model import CommandSpec, Config, Limits
 from autotune.space.search_space import SearchSpace
@@ -139,12 +140,31 @@ def prepare(request: SearchRequest, *, staging: Path) -> Prepared:
     )
 
 
-def narrowed(prepared: Prepared, space: SearchSpace, notes: Sequence[str]) -> Prepared:
-    """Return ``prepared`` for a space that has lost some of its choices since.
+def without(
+    prepared: Prepared, gone: Mapping[str, Mapping[Any, str]], hint: Callable[[str], str]
+) -> Prepared:
+    """Return ``prepared`` without values that proved impossible here since it was made.
+
+    Args:
+        prepared: The checked search.
+        gone: Full knob name to the values, each with the reason; the notes say them.
+        hint: What to do where such a value is fixed or the baseline's, of the full knob name.
 
     Raises:
-        InputError: No configuration of it may run.
+        SpaceError: One of them is fixed or the baseline's, or none is left of a parameter.
+        InputError: No configuration that is left may run.
     """
+    if not gone:
+        return prepared
+    space = prepared.space
+    for knob, reasons in gone.items():
+        _refuse_stated(space, knob, reasons, hint)
+        space = space.without_values(knob, reasons)
+    notes = [
+        _left_out(knob, value, reason)
+        for knob, reasons in gone.items()
+        for value, reason in reasons.items()
+    ]
     planner = dataclasses.replace(prepared.planner, space=space)
     _check_baseline(space, planner)
     few = _check_rest(space, planner)
@@ -155,6 +175,26 @@ def narrowed(prepared: Prepared, space: SearchSpace, notes: Sequence[str]) -> Pr
         anchors=tuple(one for one in prepared.anchors if space.contains(one.assignment)),
         notes=(*prepared.notes, *notes, *few),
     )
+
+
+def _refuse_stated(
+    space: SearchSpace, knob: str, reasons: Mapping[Any, str], hint: Callable[[str], str]
+) -> None:
+    """What is fixed, or run today, cannot be left out; unsaid, that is what the library does.
+
+    Where several backends are tuned, one that is not the baseline's may have fixed knobs.
+    """
+    stated = {**space.baseline_config().values, **space.baseline, **space.fixed}
+    if knob in stated and stated[knob] in reasons:
+        value, name = stated[knob], knob.partition(".")[2]
+        raise space.place_of_value(knob).error(
+            f"{name} {label(value)} cannot be: {reasons[value]}", hint=hint(knob)
+        )
+
+
+def _left_out(name: str, value: Any, reason: str) -> str:
+    shown = repr(value) if isinstance(value, str) else label(value)
+    return f"{name}: {shown} is left out: {reason}"
 
 
 def _as_it_is_here(space: SearchSpace, where: Where) -> tuple[SearchSpace, tuple[str, ...]]:
@@ -285,7 +325,7 @@ def _notes(
     notes = [
         f"{d.param} is not tuned: {d.reason}"
         if d.value is None
-        else f"{d.param}: {d.value!r} is left out: {d.reason}"
+        else _left_out(d.param, d.value, d.reason)
         for d in space.dropped
     ]
     model = workload.model if isinstance(workload, Workload) else None

@@ -12,6 +12,7 @@ from autotune.contract.duration import duration_text
 from autotune.contract.plan import CommandWorkload, Workload
 from autotune.knobs.words import changed_settings, settings_words, value_words
 from autotune.search.confirm import ROUNDS
+from autotune.search.loop import NOISE_EVERY
 from autotune.search.planning import measuring
 from autotune.search.preflight import Prepared
 from autotune.search.proposals import space_size
@@ -32,6 +33,8 @@ def preview(prepared: Prepared) -> dict[str, Any]:
     each = min(rules.window_s + OVERHEAD_S[topology.device], space.search.max_trial_time_s)
     size = space_size(space)
     trials = prepared.trials if size is None else min(prepared.trials, size + 1)
+    confirming = (1 + space.search.finalists) * ROUNDS
+    launches = trials + trials // NOISE_EVERY + confirming
     exists = prepared.folder.study_file.exists()
     return {
         "schema_version": 1,
@@ -56,10 +59,10 @@ def preview(prepared: Prepared) -> dict[str, Any]:
         "anchors": {one.name: one.assignment for one in prepared.anchors},
         "sampler": prepared.sampler,
         "trials": prepared.trials,
-        "confirmation_launches": 2 * ROUNDS,
+        "confirmation_launches": confirming,
         "estimated_s": {
-            "typical": each * (trials + 2 * ROUNDS),
-            "longest": space.search.max_trial_time_s * (trials + 2 * ROUNDS),
+            "typical": each * launches,
+            "longest": space.search.max_trial_time_s * launches,
         },
         "notes": list(prepared.notes),
     }

@@ -83,7 +83,7 @@ def environment_fingerprint(found: dict[str, Any]) -> str:
     }
     if "replayed_from" in found:
         timed["replayed_from"] = found["replayed_from"]["sha256"]
-    changed = {k: v for k, v in found.get("variables", {}).items() if k in _TUNABLE}
+    changed = found.get("variables", {})
     if changed and found["device"] == "cuda":
         timed["variables"] = changed
     return jsonfile.digest(timed)

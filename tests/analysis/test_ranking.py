@@ -42,6 +42,15 @@ def test_few_slow_iterations_a_launch_count_when_all_launches_have_them():
     assert thrice[1] == pytest.approx(0.97 * 1.04)
 
 
+def test_thousands_of_iterations_are_weighed_as_few_are():
+    """A baseline that was launched often, on a machine where one iteration in six is slow."""
+    others = [(number, launch(1.00, 1.05, 4)) for number in range(1, 200)]
+    like_others = ranking.estimates([(0, launch(0.97, 1.10, 4))] * 100 + others)
+    assert like_others[0] < 0.97 * 1.09
+    own = ranking.estimates([(0, launch(0.97, 1.10, 6))] * 100 + others)
+    assert own[0] == pytest.approx(0.97 * 1.10)
+
+
 def test_slow_iterations_that_all_have_stay_in_the_time():
     found = ranking.estimates([(0, launch(1.00, 1.2, 9)), (1, launch(0.90, 1.2, 9))])
     assert found == {0: pytest.approx(1.2), 1: pytest.approx(1.08)}

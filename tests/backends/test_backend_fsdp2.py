@@ -68,6 +68,27 @@ def test_accumulation_in_another_format_is_refused() -> None:
     assert "accumulate" in str(BACKEND.validate({}, workload, _topology(2)))
 
 
+@pytest.mark.parametrize(
+    ("sync", "master", "rows", "refused"),
+    [
+        ("each", "bf16", 2, True),
+        ("each", "bf16", None, True),  # by tokens: there may be several
+        ("each", "bf16", 8, False),  # one micro-step of 16 samples on two processes
+        ("last", "bf16", 2, False),
+        ("each", "fp32", 2, False),
+    ],
+)
+def test_sums_in_another_format_than_the_workloads_are_refused(
+    sync: str, master: Any, rows: int | None, refused: bool
+) -> None:
+    """Reduced after every micro-step, a gradient has the weights' format before it is added."""
+    precision = dataclasses.replace(BF16, master=master)
+    workload = dataclasses.replace(_workload(), precision=precision)
+    config = {"fsdp2.gradient_sync": sync, "workload.micro_batch": rows}
+    found = BACKEND.validate(config, workload, _topology(2))
+    assert ("accumulate fp32" in str(found)) == refused
+
+
 def test_anchors_are_valid_and_start_from_the_defaults() -> None:
     defaults = {knob.full_name: knob.default for knob in BACKEND.knobs}
     for tied in (True, False):

@@ -62,6 +62,18 @@ def test_groups_and_units(backend: str, config: dict[str, Any], words: str) -> N
     assert words in found if words != "None" else found == "None"
 
 
+@pytest.mark.parametrize(("backend", "stage"), [("zero3", {}), ("deepspeed", {"zero_stage": 3})])
+def test_one_process_has_no_weights_to_quantise(backend: str, stage: dict[str, Any]) -> None:
+    values = {f"{backend}.{name}": value for name, value in stage.items()}
+    quantised = {**values, f"{backend}.zero_quantized_weights": True}
+    one = Topology(processes=1, device="cuda", devices_per_node=1)
+    assert "zero_quantized_weights changes nothing on one process" in refusal(
+        backend, quantised, one
+    )
+    assert refusal(backend, quantised, FOUR) == "None"
+    assert refusal(backend, values, one) == "None"
+
+
 def test_gradients_are_quantised_between_nodes() -> None:
     nodes = Topology(processes=4, device="cuda", devices_per_node=2, nodes=2)
     assert refusal("zero3", {"zero3.zero_quantized_gradients": True}, nodes) == "None"

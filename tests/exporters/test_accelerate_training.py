@@ -7,10 +7,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from accelerate_exports import exported
 from study_factory import StudyBuilder, make_plan
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from autotune.contract.plan import Precision
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = """
@@ -101,6 +106,26 @@ print("SEEN" + json.dumps({
     "checkpointing": all(layer.gradient_checkpointing for layer in model.get_decoder().layers),
 }))
 """
+
+
+@pytest.mark.parametrize("backend", ["fsdp2", "ddp"])
+def test_weights_are_held_in_their_format_and_rotary_frequencies_stay_exact(
+    backend: str, study: StudyBuilder, unasked: None
+) -> None:
+    """As the engine holds them: rounded frequencies turn late tokens by whole radians."""
+    bf16 = Precision(compute="bf16", master="bf16", accumulate="bf16", reduce="bf16")
+    result = exported(study, backend, precision=bf16)
+    code: dict[str, Any] = {}
+    exec(result.files["acc_setup.py"], code)
+    config = Qwen3Config(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, vocab_size=64, tie_word_embeddings=True,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config)
+    code["_hold"](model)
+    assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
+    assert {buffer.dtype for buffer in model.buffers()} == {torch.float32}
+    assert model.lm_head.weight is model.get_input_embeddings().weight
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from accelerate_exports import exported
 from study_factory import CONFIG, StudyBuilder, make_plan, measured
 
@@ -89,6 +90,26 @@ def test_four_bits_come_with_the_call_that_packs_them(study: StudyBuilder, unask
     (note,) = [note for note in _to_deepspeed(study, "qlora").notes if "BitsAndBytes" in note]
     for argument in ("load_in_4bit=True", "'nf4'", "use_double_quant=True", "torch.float32"):
         assert argument in note
+
+
+def test_packed_weights_are_not_copied_into_the_format_of_compute(
+    study: StudyBuilder, unasked: None
+) -> None:
+    """Their bytes are no numbers: each layer unpacks its own."""
+    plan = make_plan()
+    workload = dataclasses.replace(plan.workload, finetune="qlora", lora=LORA)
+    code: dict[str, Any] = {}
+    exec(exported(study, "ddp", workload=workload).files["acc_setup.py"], code)
+    model = torch.nn.Linear(4, 4)
+    packed = torch.nn.Parameter(torch.zeros(8, 1, dtype=torch.uint8), requires_grad=False)
+    model.register_parameter("packed", packed)
+    seen: dict[str, torch.dtype] = {}
+    code["_compute_on_copy"](model)
+    model.register_forward_pre_hook(
+        lambda model, _: seen.update(weight=model.weight.dtype, packed=model.packed.dtype)
+    )
+    model(torch.ones(1, 4, dtype=torch.bfloat16))
+    assert seen == {"weight": torch.bfloat16, "packed": torch.uint8}
 
 
 def test_all_weights_need_no_such_call(study: StudyBuilder, unasked: None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from accelerate_exports import exported
 from study_factory import CONFIG, StudyBuilder, make_plan, measured
 
 from autotune.contract.outcome import ReadBack
+from autotune.contract.plan import Topology
 from autotune.exporters import choosing, deepspeed
 from autotune.exporters.base import ExportResult
 from autotune.models import checkpointing
@@ -116,6 +118,30 @@ def test_variables_go_with_the_file_as_a_script(
     assert "NCCL_BUFFSIZE=8388608" in lines
     assert not any(line.startswith("NCCL_MAX_CTAS=") for line in lines)
     assert any(name in note and "NCCL_MAX_CTAS not set" in note for note in result.notes)
+
+
+def test_what_the_site_had_set_while_it_was_measured_goes_along(
+    study: StudyBuilder, unasked: None
+) -> None:
+    """BUG-042 where no file names the variable; settings of the site alone stay the site's."""
+    record = study.recorder.study()
+    assert record is not None
+    site = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "NCCL_BUFFSIZE": "1048576"}
+    variables = {**site, "NCCL_NVLS_ENABLE": "0"}
+    study.recorder.save_study(
+        dataclasses.replace(record, environment={**record.environment, "variables": variables})
+    )
+    config = {"env.NCCL_BUFFSIZE": 8_388_608}
+    cuda = Topology(processes=2, device="cuda", devices_per_node=2)
+    result = exported(study, "ddp", config=config, topology=cuda)
+    script = result.files["acc.env.sh"]
+    assert "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n" in script
+    assert "export NCCL_BUFFSIZE=8388608\n" in script
+    assert "1048576" not in script
+    assert "NVLS" not in script
+    (note,) = [note for note in result.notes if "acc.env.sh" in note]
+    assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (as the site had set it)" in note
+    assert "acc.env.sh" not in exported(study, "ddp").files  # without a device it changes nothing
 
 
 def test_a_configuration_without_variables_has_no_script(

@@ -1,7 +1,7 @@
 """A real search on two CPU processes whose engine compiles an extension; for tests that kill it.
 
-``python extension_search.py FOLDER STUDY``: one trial; what the search says goes to standard
-output, the end's name last.
+``python extension_search.py FOLDER STUDY [TRIALS]``: one trial, unless said; what the search says
+goes to standard output, the end's name last.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from autotune.search.session import run_search
 
 
 def main() -> None:
-    folder, study = Path(sys.argv[1]), sys.argv[2]
+    folder, study, *trials = sys.argv[1:]
     planted_extension.plant_knob()
     available._has_compiler = lambda: True
     request = SearchRequest(
-        space=str(folder / "space.yaml"),
-        trials=1,
+        space=str(Path(folder) / "space.yaml"),
+        trials=int(trials[0]) if trials else 1,
         study=study,
-        runs=folder / "runs",
+        runs=Path(folder) / "runs",
         anchors=False,
         make_launcher=lambda study, topology, space: LocalLauncher(
-            study, 2, "cpu", backends=("zero3",), modules=("planted_extension",)
+            study, topology.processes, "cpu", backends=("zero3",), modules=("planted_extension",)
         ),
         command=("autotune", "search"),
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import SPACE, Act, Bench, Script, ScriptedLauncher, by_micro_batch
+from scripted import GIB, SPACE, Act, Bench, Script, ScriptedLauncher, by_micro_batch
 
 from autotune.cli.main import main
 from autotune.contract.folder import StudyFolder
@@ -134,6 +134,21 @@ def test_equal_ones_are_a_tie_that_goes_to_the_one_nearer_the_baseline(studied: 
     assert compared.result.verdict == "tie"
     assert compared.result.winner == 0
     assert "nearer to the baseline" in compared.result.reason
+
+
+def test_a_tie_does_not_go_to_the_one_whose_allocator_ran_out_of_room(studied: Bench) -> None:
+    """As in the confirmation of a search, even where it needs less memory."""
+    again = itertools.count()
+
+    def script(plan: Plan) -> Act:
+        best = plan.config["workload.micro_batch"] != 1
+        seconds = 0.1 + 0.001 * (next(again) % 3)
+        return Act(s_per_it=seconds, peak_bytes=GIB if best else 2 * GIB, alloc_retries=int(best))
+
+    compared, _ = compare(studied, "best", "baseline", script)
+    assert compared.result.verdict == "tie"
+    assert compared.result.winner == 0
+    assert "trial 0 kept its allocator's room" in compared.result.reason
 
 
 def test_a_deepspeed_file_becomes_a_trial_that_does_not_count(studied: Bench) -> None:

@@ -144,6 +144,19 @@ def test_what_the_user_has_stated_is_an_error_with_its_place(bench: Bench, secti
     assert not (bench.runs / "s").exists()
 
 
+def test_what_is_fixed_of_another_backend_than_the_baselines_is_an_error_too(bench: Bench) -> None:
+    space = HEAD.format("[fsdp2, zero3]") + (
+        "baseline: {backend: fsdp2}\n"
+        "fixed: {zero3.allgather_sequential: true}\n"
+        "params: {micro_batch: {choices: [1, 2]}}\n"
+    )
+    failed = Act(error="X cannot be built: c++: no", kind="incompatible")
+    with pytest.raises(InputError, match=r"yaml:7:\d+: allgather_sequential true cannot be: X"):
+        run(bench, lambda plan: failed, space=space)
+    assert bench.launcher is not None
+    assert bench.launcher.plans == []
+
+
 def test_a_fault_of_the_machine_is_tried_again_once(bench: Bench) -> None:
     full = Act(error="No space left on device", kind="infra", phase="build")
     acts = [full, Act()]

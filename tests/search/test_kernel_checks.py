@@ -108,6 +108,30 @@ def test_what_passed_is_not_compared_again(bench: Bench) -> None:
     assert len(checked(bench)) == 2  # other shapes
 
 
+@pytest.mark.parametrize(
+    ("kind", "again"),
+    [
+        ("incompatible", 0),
+        ("not_in_effect", 0),
+        ("oom_device", 1),  # somebody else may have held the memory
+        ("crash", 1),
+        (None, 1),  # no record at all
+    ],
+)
+def test_only_an_end_that_lasts_is_not_compared_again(bench: Bench, kind, again) -> None:
+    act = Act(record_text="{") if kind is None else Act(error="x", kind=kind, phase="check")
+
+    def check(plan: Plan) -> Act:
+        return act if plan.verify == ("kernel.loss",) else Act()
+
+    run(bench, check, trials=2)
+    assert len(checked(bench)) == 2
+    run(bench, trials=3)
+    assert checked(bench) == ["kernel.loss=chunked"] * again
+    ran = {kernels_of(plan)[1] for plan in bench.launcher.trials()}
+    assert "chunked" not in ran or again
+
+
 def test_the_verdict_is_in_the_studys_folder_with_the_versions(bench: Bench) -> None:
     run(bench, wrong("kernel.loss"), trials=2)
     files = sorted((bench.runs / "s" / "kernels").glob("*.json"))

@@ -71,6 +71,16 @@ def test_dry_run_json_is_one_document(tmp_path: Path, capsys: pytest.CaptureFixt
     assert plan["baseline"]["micro_batch"] == 1
 
 
+def test_a_dry_run_counts_every_launch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """20 trials, the baseline twice for its noise, five rounds of it and three finalists."""
+    file = write(tmp_path, f"{SPACE}search: {{finalists: 3, max_trial_time: 60s}}\n")
+    arguments = ["search", "--space", str(file), "--runs", str(tmp_path / "runs")]
+    assert main([*arguments, "--dry-run", "--json", "--trials", "20"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["confirmation_launches"] == 20
+    assert plan["estimated_s"]["longest"] == 60 * (20 + 2 + 20)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [

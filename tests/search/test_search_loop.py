@@ -142,6 +142,24 @@ def test_out_of_memory_teaches_and_known_failures_cost_nothing(
     assert history.counted(result.contents) <= 40
 
 
+def test_a_single_micro_step_may_fit_where_several_smaller_ones_do_not(bench: Bench) -> None:
+    """FSDP2 holds whole gradients between micro-steps, and in none where there is only one."""
+
+    def memory(plan: Plan) -> Act:
+        rows = plan.config["workload.micro_batch"]
+        if rows in (2, 4):
+            return Act(error="CUDA out of memory", error_type="torch.OutOfMemoryError")
+        return Act(s_per_it=1.0 / rows)
+
+    space = SPACE.replace("zero3", "fsdp2").replace(BUCKETS, "")
+    small = space.replace("[1, 2, 4, 8]", "[1, 2]")
+    bench.search(memory, space=small, trials=2, anchors=False)
+    result = bench.search(memory, space=space, trials=8, anchors=False)
+    launched = [t.header.config["workload.micro_batch"] for t in result.contents.trials]
+    assert launched == [1, 2, 8]
+    assert result.verdict.best_trial == 2
+
+
 TOKENS = "max_tokens: {type: int, low: 64, high: 1024, step: 64}"
 
 
@@ -280,6 +298,23 @@ def test_infra_is_retried_and_not_counted(bench: Bench, monkeypatch: pytest.Monk
         "complete",
     ]
     assert history.counted(result.contents) == 4
+
+
+def test_a_fault_of_the_machine_takes_no_retry_from_a_crash(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launching, "BACK_OFF_S", 0.0)
+    faults = [Act(error="Connection reset by peer"), Act(error="boom")]
+
+    def flaky(plan: Plan) -> Act:
+        if plan.number == 1 and plan.attempt < 2:
+            return faults[plan.attempt]
+        return by_micro_batch(plan)
+
+    result = bench.search(flaky, trials=3)
+    trial = result.contents.trials[1]
+    states = [attempt.outcome.state for attempt in trial.attempts if attempt.outcome]
+    assert states == ["failed", "failed", "complete"]
 
 
 def test_small_space_ends_the_search(bench: Bench) -> None:

@@ -159,6 +159,18 @@ def test_one_small_device_is_enough_to_drop_it() -> None:
     assert fitting.fitting(space, workload, space.topology, large) is space
 
 
+def test_optimizer_state_of_bf16_weights_is_half_as_large() -> None:
+    """As FSDP2 holds it: 2 bytes a weight, as many for its gradient, and two moments of 2."""
+    formats = "{compute: bf16, master: bf16, accumulate: fp32, reduce: fp32}"
+    text = SPACE.replace("[zero3, fsdp2, ddp]", "[fsdp2]").partition("  zero3.")[0]
+    text = text.replace("qwen3-tiny,", f"qwen3-tiny, precision: {formats},")
+    space = space_on(text=text, device="cuda")
+    workload = make_workload(space, data_folder=None)
+    assert fitting.least_memory_bytes(workload) == 8 * workload.model.num_parameters
+    devices = (Device(name="H200", memory_bytes=5 * workload.model.num_parameters),) * 2
+    assert fitting.fitting(space, workload, space.topology, Devices(found=devices)) is space
+
+
 def test_a_baseline_that_cannot_fit_ends_the_search(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

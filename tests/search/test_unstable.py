@@ -103,6 +103,25 @@ def test_an_unstable_one_loses_a_tie_even_with_less_memory(bench: Bench) -> None
     assert ties.winner(alone, baseline, unstable=unstable).number == unstable[0]
 
 
+def test_nor_does_it_win_a_tie_with_an_unstable_baseline(bench: Bench) -> None:
+    """Both others need less memory than the baseline, the unstable one the least."""
+    peaks = {1: 3 * GIB, 2: GIB, 4: 2 * GIB}
+
+    def script(plan: Plan) -> Act:
+        value = plan.config["ddp.bucket_cap_mb"]
+        return Act(
+            s_per_it=0.1 + 0.001 * (plan.number % 5),
+            peak_bytes=peaks[value],
+            alloc_retries=int(value != 4),
+        )
+
+    space = f"{SPACE}search: {{finalists: 2}}\n"
+    result = bench.search(script, space=space, trials=3, anchors=False)
+    assert result.verdict.verdict == "tie"
+    assert len(result.verdict.compared) == 2
+    assert best(result) == 4
+
+
 def _without_verdict(contents):
     import dataclasses
 

@@ -19,6 +19,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from autotune.models.kernels import library
 from autotune.models.kernels.choice import (
     Choice,
     LayerKernels,
@@ -26,6 +27,7 @@ from autotune.models.kernels.choice import (
     Target,
     no_compiler,
     of_paths,
+    version,
 )
 
 if TYPE_CHECKING:
@@ -43,6 +45,14 @@ _PATHS: Final = {
     HUB: "transformers.integrations.flash_attention.",
     VARLEN: "autotune.models.kernels.varlen.",
 }
+SWITCHES: Final = {
+    "sdpa": "_supports_sdpa",
+    "flex_attention": "_supports_flex_attn",
+    "flash_attention_2": "_supports_flash_attn",
+    HUB: "_supports_flash_attn",
+}
+"""Choice to the switch by which a model's class says that it can run it. Functions under other
+names are not asked for one (``modeling_utils.py``, ``get_correct_attn_implementation``)."""
 _AMPERE: Final = (8, 0)
 
 
@@ -74,6 +84,14 @@ def _bound(target: Target) -> str:
     if choice not in _PATHS:
         return name
     return of_paths(found, {choice: _PATHS[choice]})
+
+
+def _refused(family: str, choice: str) -> str | None:
+    found = library.causal_class(family)
+    switch = SWITCHES.get(choice)
+    if found is None or switch is None or found.switches.get(switch, True):
+        return None
+    return f"{found.name} of transformers {version('transformers')} does not support it"
 
 
 def _no_varlen(machine: Machine) -> str | None:
@@ -135,6 +153,7 @@ LAYER: Final = LayerKernels(
     ),
     bind=_bind,
     bound=_bound,
+    refused=_refused,
 )
 
 

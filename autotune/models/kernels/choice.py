@@ -80,6 +80,9 @@ class LayerKernels:
     """Bind a choice, by name."""
     bound: Callable[[Target], str]
     """The name of the choice that the live modules run; otherwise what they run, in words."""
+    refused: Callable[[str, str], str | None] = lambda family, choice: None  # noqa: ARG005
+    """Why the library's model of a family has no such choice, on any machine: of the family's name
+    and the choice's. Told without importing the library."""
 
     @property
     def reference(self) -> str:
@@ -172,6 +175,20 @@ def of_paths(paths: str, prefixes: Mapping[str, str]) -> str:
         for path in paths.split(" + ")
     }
     return found.pop() if len(found) == 1 else paths
+
+
+def by_path(kind: str, prefixes: Mapping[str, str]) -> Callable[[Target], str]:
+    """Return a :attr:`LayerKernels.bound` that tells a layer type's choices by their paths.
+
+    Args:
+        kind: As ``ModelFamily.implementations`` names it.
+        prefixes: As :func:`of_paths` takes them.
+    """
+
+    def bound(target: Target) -> str:
+        return of_paths(target.family.implementations(target.module).get(kind, ""), prefixes)
+
+    return bound
 
 
 def first_line(error: BaseException) -> str:

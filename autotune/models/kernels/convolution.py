@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from autotune.models.kernels import fla_package, rebinding
-from autotune.models.kernels.choice import Choice, LayerKernels, Target, of_paths
+from autotune.models.kernels.choice import Choice, LayerKernels, Target, by_path
 
 if TYPE_CHECKING:
     import torch
@@ -102,11 +102,6 @@ def _bind_fla(file: Any) -> None:
     rebinding.bind(file, NAME, causal_conv1d, call)
 
 
-def _bound(target: Target) -> str:
-    found = target.family.implementations(target.module).get(KIND, "")
-    return of_paths(found, _PATHS)
-
-
 LAYER: Final = LayerKernels(
     knob="convolution",
     kinds=(KIND,),
@@ -123,5 +118,5 @@ LAYER: Final = LayerKernels(
         ),
     ),
     bind=_bind,
-    bound=_bound,
+    bound=by_path(KIND, _PATHS),
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from autotune.models.kernels import fla_package, rebinding
-from autotune.models.kernels.choice import Choice, LayerKernels, Target, of_paths
+from autotune.models.kernels.choice import Choice, LayerKernels, Target, by_path
 
 if TYPE_CHECKING:
     import torch
@@ -55,11 +55,6 @@ def _bind_fla(file: Any) -> None:
 _TAKEN: Final = ("g", "beta", "initial_state", "output_final_state", "use_qk_l2norm_in_kernel")
 
 
-def _bound(target: Target) -> str:
-    found = target.family.implementations(target.module).get(KIND, "")
-    return of_paths(found, _PATHS)
-
-
 LAYER: Final = LayerKernels(
     knob="linear_attention",
     kinds=(KIND,),
@@ -74,5 +69,5 @@ LAYER: Final = LayerKernels(
         ),
     ),
     bind=_bind,
-    bound=_bound,
+    bound=by_path(KIND, _PATHS),
 )

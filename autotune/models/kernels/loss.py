@@ -11,7 +11,7 @@ import types
 from typing import TYPE_CHECKING, Any, Final
 
 from autotune.models.kernels import liger
-from autotune.models.kernels.choice import Choice, LayerKernels, Target, of_paths
+from autotune.models.kernels.choice import Choice, LayerKernels, Target, by_path
 
 if TYPE_CHECKING:
     import torch
@@ -41,11 +41,6 @@ def _bind(target: Target, choice: str) -> None:
     model.forward = types.MethodType(_model_forward, model)
 
 
-def _bound(target: Target) -> str:
-    found = target.family.implementations(target.module).get("loss", "")
-    return of_paths(found, {name: f"{_FILE}.{function}" for name, function in _FUNCTIONS.items()})
-
-
 def _model_forward(
     model: Any, *args: Any, targets: torch.Tensor | None = None, **named: Any
 ) -> Any:
@@ -68,5 +63,5 @@ LAYER: Final = LayerKernels(
     kinds=("loss",),
     choices=(Choice(name="torch"), Choice(name="chunked"), liger.CHOICE),
     bind=_bind,
-    bound=_bound,
+    bound=by_path("loss", {name: f"{_FILE}.{made}" for name, made in _FUNCTIONS.items()}),
 )
