@@ -92,9 +92,10 @@ class HostMeter:
 
     def at_most(self, growth: float) -> int | None:
         # All since the rank began counts as growing, parameters too: what the build gave back to
-        # the heap may be used again unseen.
+        # the heap may be used again unseen. Nothing that is held is taken to serve again: blocks of
+        # another shape's sizes may not, and rows that were hardly longer needed 25 MiB more.
         peak = self.peak_bytes()
-        return peak + round(max(0.0, growth - 1.0) * max(0, peak - self._start_bytes))
+        return peak + round(growth * max(0, peak - self._start_bytes))
 
     def alloc_retries(self) -> int:
         return 0
