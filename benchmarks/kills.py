@@ -143,6 +143,12 @@ def main() -> None:
     rng = random.Random(options.seed)
     kills: list[dict[str, Any]] = []
     studies: list[dict[str, Any]] = []
+    about = harness.machine()
+
+    def write(record: str, one: dict[str, Any]) -> None:
+        print(json.dumps(one), file=sys.stderr)
+        harness.append("kills", [{"record": record, **one}], options.output, about)
+
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "space.yaml").write_text(SPACE)
@@ -155,9 +161,9 @@ def main() -> None:
                 if killed is None:
                     break
                 kills.append(killed)
-                print(json.dumps(killed), file=sys.stderr)
+                write("kill", killed)
             studies.append(check(folder, study, options.trials))
-            print(json.dumps(studies[-1]), file=sys.stderr)
+            write("study", studies[-1])
     survived = [one for one in kills if one["gone_after_s"] is None]
     wrong = [one for one in studies if not one["right"]]
     slowest = max((one["gone_after_s"] or 0.0 for one in kills if one not in survived), default=0.0)
@@ -167,9 +173,7 @@ def main() -> None:
         ["studies", str(len(studies)), str(len(wrong))],
         ["trials", str(sum(one["trials"] for one in studies)), ""],
     ]
-    results = [{"record": "kill", **one} for one in kills]
-    results += [{"record": "study", **one} for one in studies]
-    harness.finish("kills", results, rows, options.output)
+    harness.finish("kills", [], rows, None, where=lambda: about)
     sys.exit(1 if survived or wrong else 0)
 
 

@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -309,9 +309,8 @@ def _summary(asked: Scenario | Comparing, count: int, studies: int, begun: float
     }
 
 
-def with_processes(studies: int, conditions: Conditions) -> list[dict[str, Any]]:
+def with_processes(studies: int, conditions: Conditions) -> Iterator[dict[str, Any]]:
     """Run whole searches with real ranks, forked by one server, spread over the scenarios."""
-    results = []
     with tempfile.TemporaryDirectory(dir=FOLDER) as name:
         launcher = LocalLauncher(
             StudyFolder(Path(name) / "server"),
@@ -325,10 +324,25 @@ def with_processes(studies: int, conditions: Conditions) -> list[dict[str, Any]]
                 number = len(range(index, studies, len(SCENARIOS)))
                 if number:
                     study = functools.partial(real_study, launcher=launcher)
-                    results.append(run(scenario, number, conditions, study))
+                    yield run(scenario, number, conditions, study)
         finally:
             launcher.close()
-    return results
+
+
+def all_results(options: argparse.Namespace, conditions: Conditions) -> Iterator[dict[str, Any]]:
+    """What each scenario came to, as it ends."""
+    if options.studies:
+        for scenario in SCENARIOS:
+            if scenario.name in options.scenario:
+                yield run(scenario, options.studies, conditions)
+        for comparing in COMPARISONS:
+            if comparing.name in options.scenario:
+                yield compare_many(comparing, options.studies, conditions)
+    if options.real:
+        os.environ["PYTHONPATH"] = os.pathsep.join(
+            filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH")))
+        )
+        yield from with_processes(options.real, conditions)
 
 
 def _options() -> argparse.Namespace:
@@ -356,26 +370,13 @@ def main() -> int:
     options = _options()
     fields = {field.name for field in dataclasses.fields(Conditions)}
     conditions = Conditions(**{k: v for k, v in vars(options).items() if k in fields})
-    results: list[dict[str, Any]] = []
-    if options.studies:
-        results += [
-            run(scenario, options.studies, conditions)
-            for scenario in SCENARIOS
-            if scenario.name in options.scenario
-        ]
-        results += [
-            compare_many(comparing, options.studies, conditions)
-            for comparing in COMPARISONS
-            if comparing.name in options.scenario
-        ]
-    if options.real:
-        os.environ["PYTHONPATH"] = os.pathsep.join(
-            filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH")))
-        )
-        results += with_processes(options.real, conditions)
+    about, results = harness.machine(), []
+    for result in all_results(options, conditions):
+        harness.append("simulate", [result], options.output, about)
+        results.append(result)
     rows = [["scenario", "ranks", "studies", "share", "95 % interval", "target", "launches"]]
     rows += [row_of(result) for result in results]
-    harness.finish("simulate", results, rows, options.output)
+    harness.finish("simulate", [], rows, None, where=lambda: about)
     # A few dozen real studies show that the parts work together; they cannot prove a share.
     judged = [one for one in results if one["processes"] == "simulated"]
     return 0 if all(one["reached"] for one in judged) else 1

@@ -134,7 +134,7 @@ class DdpEngine:
     def _logged(self) -> Mapping[str, Any]:
         """What the reducer itself logged of its construction and of its last step."""
         # torch leaves it untyped.
-        data: Mapping[str, Any] = self._wrapped._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+        data: Mapping[str, Any] = self._wrapped._get_ddp_logging_data()  # type: ignore[no-untyped-call]  # the same
         return data
 
 

@@ -1,4 +1,4 @@
-"""DeepSpeed ZeRO: what its JSON says, what it refuses, which settings to try first.
+"""DeepSpeed ZeRO: what its JSON says, and which settings to try first.
 
 Pure and without DeepSpeed: the coordinator and the exporters import this module. The part that
 runs in a rank is ``autotune.backends.deepspeed_engine``. Facts are from DeepSpeed 0.19.8.
@@ -23,10 +23,10 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from autotune.backends import adamw, adapters, recompute
+from autotune.backends import adamw, deepspeed_refusals
 from autotune.backends.base import IncompatibleConfigError, Refusal
 from autotune.contract.command import DEEPSPEED_JSON
-from autotune.contract.plan import CommandWorkload, Plan, Precision, Topology, Workload
+from autotune.contract.plan import CommandWorkload, Plan, Topology, Workload
 from autotune.knobs import deepspeed as table
 from autotune.knobs import zero3
 from autotune.models.family import family_of
@@ -104,11 +104,6 @@ def stated(zero: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-_COMPILE: Final = "kernel.compile"
-"""Four tiny layers with ZeRO-3's hooks were not compiled after fifteen minutes (DeepSpeed 0.19.8,
-torch 2.13), where a whole trial takes half a minute under FSDP2."""
-
-
 class DeepSpeedBackend:
     """DeepSpeed ZeRO; its stage is a knob."""
 
@@ -121,53 +116,8 @@ class DeepSpeedBackend:
     def validate(
         self, config: Mapping[str, Any], workload: Workload, topology: Topology
     ) -> Refusal | None:
-        """Return what the engine refuses, in words (``runtime/zero/config.py``, ``stage3.py``)."""
-        granularity = f"{self.name}.stage3_module_granularity_threshold"
-        threshold = config.get(granularity) or 0
-        if threshold > 0 and topology.device == "cpu" and self.stage(config) == 3:
-            return Refusal(
-                about=granularity,
-                reason="stage3_module_granularity_threshold above 0 needs a device: without one "
-                "the engine fails while it builds",
-            )
-        group = config.get(f"{self.name}.zero_hpz_partition_size") or 1
-        if topology.processes % group and self.stage(config) == 3:
-            return Refusal(
-                about=f"{self.name}.zero_hpz_partition_size",
-                reason=f"zero_hpz_partition_size {group} does not divide the "
-                f"{topology.processes} processes",
-            )
-        if config.get(_COMPILE, "none") != "none" and self.stage(config) == 3:
-            return Refusal(
-                about=_COMPILE,
-                reason="ZeRO-3 gathers weights by hooks inside every layer, so torch.compile finds "
-                "no layer to compile as a whole and makes a graph of each piece",
-            )
-        return (
-            self._refused_quantised(config, topology)
-            or recompute.refused(config, workload)
-            or _refused_precision(workload.precision)
-            or adapters.refused_quantized(workload)
-        )
-
-    def _refused_quantised(self, config: Mapping[str, Any], topology: Topology) -> Refusal | None:
-        """Quantising what goes nowhere: the engine passes it by and still compiles the extension.
-
-        Gradients in ``__avg_scatter_grads``, weights in ``all_gather_coalesced``, which gathers
-        nothing on one process.
-        """
-        for part, place, alone in (
-            ("gradients", "node", topology.nodes == 1),
-            ("weights", "process", topology.processes == 1),
-        ):
-            name = f"{self.name}.zero_quantized_{part}"
-            if alone and config.get(name) and self.stage(config) == 3:
-                return Refusal(
-                    about=name,
-                    reason=f"zero_quantized_{part} changes nothing on one {place}: ZeRO-3 "
-                    f"quantises {part} only where they go from {place} to {place}",
-                )
-        return None
+        """See :func:`autotune.backends.deepspeed_refusals.refused`."""
+        return deepspeed_refusals.refused(self.name, self.stage(config), config, workload, topology)
 
     def stage(self, config: Mapping[str, Any]) -> int:
         """Return the ZeRO stage of a configuration."""
@@ -319,15 +269,6 @@ def _merge_unverified(target: dict[str, Any], extra: Mapping[str, Any], *, path:
                 f"unverified key {place} = {value!r} contradicts the plan, which says "
                 f"{target[key]!r}; set it as a knob or in the workload"
             )
-
-
-def _refused_precision(precision: Precision) -> Refusal | None:
-    reason = None
-    if precision.master != "fp32":
-        reason = "DeepSpeed keeps bf16 master weights only with its own CPU Adam; use fp32"
-    elif precision.compute == "fp32" and precision.accumulate != "fp32":
-        reason = "ZeRO with fp32 weights accumulates gradients in fp32"
-    return None if reason is None else Refusal(about="workload.precision", reason=reason)
 
 
 def _anchors_below_3(hidden: int) -> dict[str, dict[str, Any]]:

@@ -216,6 +216,17 @@ class ScriptedLauncher:
         return [plan for plan in self.plans if plan.purpose == "trial"]
 
 
+THREE_BUCKETS = """
+version: 1
+backend: ddp
+workload: {model: qwen3-tiny, global_batch: 16, data: {lengths: ultrachat-like, max_length: 64}}
+topology: {processes: 2}
+baseline: {bucket_cap_mb: 1}
+params:
+  bucket_cap_mb: {choices: [1, 2, 4]}
+"""
+"""DDP with one knob, so that two configurations may tie."""
+
 SPACE = """
 version: 1
 backend: zero3

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from scripted import GIB, Act, Bench
+from scripted import GIB, THREE_BUCKETS, Act, Bench
 
 from autotune.contract.plan import Plan
 from autotune.search import ties
 
-SPACE = """
-version: 1
-backend: ddp
-workload: {model: qwen3-tiny, global_batch: 16, data: {lengths: ultrachat-like, max_length: 64}}
-topology: {processes: 2}
-baseline: {bucket_cap_mb: 1}
-params:
-  bucket_cap_mb: {choices: [1, 2, 4]}
-"""
 MEASURED = Act(peak_bytes=2 * GIB, worst_bytes=4 * GIB)
 
 
@@ -35,7 +26,7 @@ def test_less_memory_is_of_peaks_that_were_measured_alike(
     def script(plan: Plan) -> Act:
         return other if plan.config["ddp.bucket_cap_mb"] == 4 else MEASURED
 
-    contents = bench.search(script, space=SPACE, trials=3, anchors=False).contents
+    contents = bench.search(script, space=THREE_BUCKETS, trials=3, anchors=False).contents
     by_size = {one.header.config["ddp.bucket_cap_mb"]: one for one in contents.trials}
     names = {2: "measured", 4: "other"}
     won = ties.winner([by_size[2], by_size[4]], by_size[1])

@@ -5,22 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from scripted import GIB, Act, Bench
+from scripted import GIB, THREE_BUCKETS, Act, Bench
 
 from autotune.contract.plan import Plan
 from autotune.exporters.choosing import choose
 from autotune.report.document import build
 from autotune.search import ties
-
-SPACE = """
-version: 1
-backend: ddp
-workload: {model: qwen3-tiny, global_batch: 16, data: {lengths: ultrachat-like, max_length: 64}}
-topology: {processes: 2}
-baseline: {bucket_cap_mb: 1}
-params:
-  bucket_cap_mb: {choices: [1, 2, 4]}
-"""
 
 
 def search(bench: Bench, times: Mapping[int, float], unstable: set[int], **options):
@@ -30,7 +20,7 @@ def search(bench: Bench, times: Mapping[int, float], unstable: set[int], **optio
         jitter = 1 + 0.0005 * (plan.number % 3)
         return Act(s_per_it=times[value] * jitter, alloc_retries=2 * (value in unstable))
 
-    return bench.search(script, space=SPACE, trials=3, anchors=False, **options)
+    return bench.search(script, space=THREE_BUCKETS, trials=3, anchors=False, **options)
 
 
 def best(result) -> int:
@@ -92,7 +82,7 @@ def test_an_unstable_one_loses_a_tie_even_with_less_memory(bench: Bench) -> None
         unstable = plan.config["ddp.bucket_cap_mb"] == 2
         return Act(peak_bytes=GIB if unstable else 2 * GIB, alloc_retries=int(unstable))
 
-    contents = bench.search(script, space=SPACE, trials=3, anchors=False).contents
+    contents = bench.search(script, space=THREE_BUCKETS, trials=3, anchors=False).contents
     baseline = contents.baseline()
     trials = [trial for trial in contents.trials if trial.number != baseline.number]
     unstable = [trial.number for trial in trials if contents.unstable(trial.number)]
@@ -115,7 +105,7 @@ def test_nor_does_it_win_a_tie_with_an_unstable_baseline(bench: Bench) -> None:
             alloc_retries=int(value != 4),
         )
 
-    space = f"{SPACE}search: {{finalists: 2}}\n"
+    space = f"{THREE_BUCKETS}search: {{finalists: 2}}\n"
     result = bench.search(script, space=space, trials=3, anchors=False)
     assert result.verdict.verdict == "tie"
     assert len(result.verdict.compared) == 2

@@ -15,7 +15,7 @@ import torch
 from support_trials import QUICK, make_plan
 
 from autotune.contract.outcome import RankStatus
-from autotune.contract.plan import Measuring, Samples
+from autotune.contract.plan import Measuring, Samples, Schedule
 from autotune.data.schedule import make_schedule
 from autotune.search.planning import CPU_MEASURING, GPU_MEASURING
 from autotune.worker import heartbeat
@@ -142,6 +142,19 @@ def test_retries_and_the_first_peak_are_of_their_own_parts(tmp_path: Path) -> No
     assert meter.throttled == {}
 
 
+def rows_of_16(longest: int) -> Schedule:
+    """One batch of four rows of 16 tokens, on two ranks; the worst case is a row of ``longest``."""
+    return make_schedule(
+        Samples(lengths=(16,) * 4, max_length=longest, seed=0, source="ultrachat-like"),
+        global_batch=4,
+        distinct_batches=1,
+        batching="padded",
+        micro_batch=1,
+        max_tokens=None,
+        processes=2,
+    )
+
+
 @pytest.mark.parametrize(
     ("length", "status", "probed", "peak"),
     [
@@ -153,16 +166,7 @@ def test_retries_and_the_first_peak_are_of_their_own_parts(tmp_path: Path) -> No
 def test_probe_runs_only_what_must_be_known(
     tmp_path: Path, length: int, status: RankStatus, probed: int | None, peak: int
 ) -> None:
-    schedule = make_schedule(
-        Samples(lengths=(16,) * 4, max_length=length, seed=0, source="ultrachat-like"),
-        global_batch=4,
-        distinct_batches=1,
-        batching="padded",
-        micro_batch=1,
-        max_tokens=None,
-        processes=2,
-    )
-    plan = dataclasses.replace(make_plan("fsdp2"), schedule=schedule)
+    plan = dataclasses.replace(make_plan("fsdp2"), schedule=rows_of_16(length))
     rank, memory = OneRank(Clock()), Memory()
     stubs: tuple[Any, Any] = (rank, memory)
     meter = Meter(plan, *stubs, torch.device("cpu"), Heartbeat(tmp_path / "heartbeat-0.json"))
@@ -192,16 +196,9 @@ def test_probe_is_left_out_far_from_the_limit_of_every_rank(
         def exchange(self, values: Sequence[float]) -> torch.Tensor:
             return torch.tensor([list(values), [float(far)]], dtype=torch.float64)
 
-    schedule = make_schedule(
-        Samples(lengths=(16,) * 4, max_length=32, seed=0, source="ultrachat-like"),
-        global_batch=4,
-        distinct_batches=1,
-        batching="padded",
-        micro_batch=1,
-        max_tokens=None,
-        processes=2,
+    plan = dataclasses.replace(
+        make_plan("fsdp2"), schedule=rows_of_16(32), memory_margin_share=margin
     )
-    plan = dataclasses.replace(make_plan("fsdp2"), schedule=schedule, memory_margin_share=margin)
     rank = Both(Clock())
     memory = Memory(bound=mine)
     memory.limit_bytes = limit
@@ -210,7 +207,7 @@ def test_probe_is_left_out_far_from_the_limit_of_every_rank(
     meter.peak_timed = 7
     meter.probe()
     assert (rank.probed is not None, meter.worst_is_bound) == (probed, not probed)
-    assert meter.peak_worst == (9 if probed or mine is None else mine * 4)
+    assert meter.peak_worst == (9 if probed else 4 * (mine or 0))
 
 
 class Steps(OneRank):
